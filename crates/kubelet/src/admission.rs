@@ -1,5 +1,8 @@
-//! Whether a pod may begin on this node. The scheduler has asked the same before it chose the node, but pods also come
-//! past it, and two schedulers may choose at once: the node has the last word.
+//! Kubelet admission: decides whether this node accepts a pod that was assigned to it. The
+//! scheduler makes the same checks, but pods can be bound without it, and two schedulers can assign
+//! pods at the same time.
+//!
+//! Upstream: `pkg/kubelet/lifecycle/predicate.go` and the eviction manager's `Admit`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,17 +18,17 @@ use crate::manifests::MIRROR_ANNOTATION;
 use crate::pod::resource_spec;
 use crate::runtime_features::RuntimeCapabilities;
 
-/// From this priority on a pod is one that the cluster cannot do without.
+/// The lowest priority of a critical pod (`scheduling.SystemCriticalPriority`).
 const SYSTEM_CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
-/// Why a pod is not begun, in upstream's words.
+/// Why the node rejects a pod: the reason and message of the pod status, as upstream has them.
 #[derive(Debug, PartialEq, Eq)]
 pub struct AdmissionFailure {
     pub reason: String,
     pub message: String,
 }
 
-/// What speaks against the pod beside `others`, which have been let in before.
+/// Checks a pod against the pods that are admitted already.
 pub fn admit(
     pod: &Pod,
     node: &Node,
@@ -38,6 +41,8 @@ pub fn admit(
     }
     let is_static = pod.annotation(MIRROR_ANNOTATION).is_some();
     let is_critical = is_static || spec.priority.is_some_and(|priority| priority >= SYSTEM_CRITICAL_PRIORITY);
+    // Upstream evicts other pods to make room for a critical pod. Here a critical pod skips the
+    // resource check.
     if !is_critical && let Some(rejection) = check_resources(pod, node, others) {
         return Some(rejection);
     }
@@ -69,13 +74,14 @@ pub fn admit(
     None
 }
 
-/// Whether a node that is, or was lately, short of memory, disk or processes takes the pod. What the cluster cannot do
-/// without is always taken; where only memory is short, whoever asked for some, and those who bear it.
+/// Rejects a pod while the node is under memory, disk or PID pressure. Critical pods are always
+/// accepted. If only memory is short, so are pods that are not best effort and pods that tolerate
+/// the memory pressure taint.
 pub fn admit_under_pressure(pod: &Pod, [memory, disk, processes]: [bool; 3]) -> Option<AdmissionFailure> {
     let conditions = [(disk, "DiskPressure"), (memory, "MemoryPressure"), (processes, "PIDPressure")];
     let conditions: Vec<&str> =
         conditions.into_iter().filter_map(|(holds, condition)| holds.then_some(condition)).collect();
-    if conditions.is_empty() || !crate::maintenance::pressure::can_be_evicted(pod) {
+    if conditions.is_empty() || !crate::maintenance::eviction::can_be_evicted(pod) {
         return None;
     }
     if conditions == ["MemoryPressure"] && allows_memory_pressure(pod) {
@@ -107,9 +113,9 @@ fn check_os(pod: &Pod, spec: &PodSpec) -> Option<AdmissionFailure> {
     other.then(|| rejection("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS"))
 }
 
-/// The first resource of which there is not enough.
+/// Checks the requests of the pod. Returns the first resource of which there is not enough.
 fn check_resources(pod: &Pod, node: &Node, others: &[Arc<Pod>]) -> Option<AdmissionFailure> {
-    // A node that has not said yet what it has is not asked.
+    // A node that has not reported its allocatable resources yet accepts every request.
     let allocatable = node.status.as_ref()?.allocatable.as_ref()?;
     let amount = |text: &String| Quantity::parse(text).ok();
     let has: BTreeMap<&str, Quantity> =
@@ -130,31 +136,35 @@ fn check_resources(pod: &Pod, node: &Node, others: &[Arc<Pod>]) -> Option<Admiss
     for other in others {
         add_resources(&mut used, &allocated_resources(other));
     }
-    // In upstream's order: the well-known ones, then the rest.
+    // The same order as upstream: the well-known resources first.
     let known = ["cpu", "memory", "ephemeral-storage"];
     let rest = requested_resources.keys().map(String::as_str).filter(|name| !known.contains(name));
     known.into_iter().chain(rest).find_map(|name| {
         let amount_of = |quantity: &Quantity| if name == "cpu" { quantity.milli() } else { quantity.value() };
-        let asked = requested_resources.get(name).map_or(0, amount_of);
-        // What no node has is a matter of the cluster.
+        let request = requested_resources.get(name).map_or(0, amount_of);
+        // The node does not advertise this resource. Upstream ignores such requests as
+        // cluster-level resources.
         let capacity = match has.get(name) {
             Some(has) => amount_of(has),
             None if known.contains(&name) => 0,
             None => return None,
         };
         let used = used.get(name).map_or(0, amount_of);
-        (asked > 0 && asked > capacity.saturating_sub(used)).then(|| rejection(name, asked, used, capacity))
+        (request > 0 && request > capacity.saturating_sub(used))
+            .then(|| rejection(name, request, used, capacity))
     })
 }
 
-/// What a pod with these needs asks for, with what running it takes.
+/// The resource requests of a pod, including its overhead. `needs` is the pod spec in JSON.
 pub fn requests(needs: &Value) -> ResourceList {
     let mut sum = pod_resources(needs, "requests");
     add_resources(&mut sum, &resource_list(needs, "overhead"));
     sum
 }
 
-/// What a pod has, or is about to have.
+/// The resources that count for an admitted pod: during a resize the highest of the requested,
+/// allocated and actual amounts. A pod that shrinks keeps its old share until its status reports
+/// the new one.
 fn allocated_resources(pod: &Pod) -> ResourceList {
     let status = pod.status.as_ref();
     let container_statuses = |list: Option<&Vec<ContainerStatus>>| -> Value {
@@ -191,7 +201,7 @@ impl HostPort<'_> {
     }
 }
 
-/// The ports of the node that the pod wants for as long as it runs.
+/// The host ports of the pod's regular and sidecar containers.
 fn host_ports(spec: &PodSpec) -> Vec<HostPort<'_>> {
     let sidecars = spec.init_containers.iter().flatten();
     let sidecars = sidecars.filter(|container| container.restart_policy.as_deref() == Some("Always"));
@@ -219,7 +229,6 @@ mod tests {
         serde_json::from_value(whole).expect("a pod")
     }
 
-    /// A container that wants a port of the node and an amount of something.
     fn pod_with_requests(port: Value, requests: Value) -> Pod {
         pod(json!({"containers": [{"name": "c", "ports": [port], "resources": {"requests": requests}}]}))
     }
@@ -238,7 +247,6 @@ mod tests {
         assert_eq!(found.as_ref().map(|(reason, message)| (reason.as_str(), message.as_str())), expected);
     }
 
-    /// With the toleration that the node's taint needs.
     fn with_toleration(mut pod: Pod) -> Pod {
         let toleration = serde_json::from_value(json!({"operator": "Exists"})).expect("a toleration");
         pod.spec.as_mut().expect("a spec").tolerations = Some(vec![toleration]);

@@ -1,8 +1,12 @@
-//! What the node has agreed to give each of its pods. A pod whose spec asks for something else gets it once there is room
-//! beside what was promised to the others; until then it goes on with what it has. [`plan`] has the judgement.
+//! Allocation manager: tracks which resources the node has allocated to each pod. A pod that
+//! requests other amounts gets them once they fit beside the allocations of the other pods. Until
+//! then it keeps its current allocation. [`plan`] decides about pending resizes.
 //!
-//! What was agreed to is written down in the pod's directory, and so is what its runs were given last: both outlive this
-//! process, and go with the pod. Nothing is forced onto the disk: whatever loses it has also ended all that ran.
+//! The allocation is recorded in the pod's directory, together with the values last set on its
+//! containers. The record survives restarts of the kubelet and is deleted with the pod. It is not
+//! synced to disk: a crash of the machine that loses it has also ended all containers.
+//!
+//! Upstream: `pkg/kubelet/allocation`.
 
 mod plan;
 
@@ -27,24 +31,25 @@ use crate::worker_state::PodWorkerState;
 use crate::{Node, pod};
 use plan::{AdmittedPod, evaluate_resizes};
 
-/// In the directory of a pod.
+/// The checkpoint in the pod's directory.
 const ALLOCATION_FILE: &str = "resources.json";
 
-/// What is written down of a pod.
+/// The checkpoint of one pod.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AllocationRecord {
     pub allocated: Allocation,
-    /// What runs were given last, by their ids, where that is not what they were made with.
+    /// The values last set on containers, by container ID, if they differ from the values at
+    /// creation.
     pub given: BTreeMap<String, ComputeResources>,
-    /// What all of them were given together.
+    /// The values last set on the pod's cgroup.
     pub whole: PodResources,
 }
 
-/// What was agreed to.
+/// The resources that the node has allocated to a pod and its containers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Allocation {
     pub pod: Option<ResourceRequirements>,
-    /// By name.
+    /// By container name.
     pub containers: BTreeMap<String, ResourceRequirements>,
 }
 
@@ -61,7 +66,7 @@ impl AllocationRecord {
         serde_json::from_slice(&std::fs::read(dir.join(ALLOCATION_FILE)).ok()?).ok()
     }
 
-    /// Writes it down, whole or not at all.
+    /// Writes the file atomically.
     fn write(&self, dir: &Path) -> io::Result<()> {
         std::fs::create_dir_all(dir)?;
         let temporary = dir.join(format!(".{ALLOCATION_FILE}"));
@@ -71,7 +76,7 @@ impl AllocationRecord {
 }
 
 impl Allocation {
-    /// All that the pod asks for.
+    /// The resources that the pod spec requests.
     pub fn from_pod(pod: &Pod) -> Allocation {
         let Some(spec) = &pod.spec else { return Allocation::default() };
         let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
@@ -80,7 +85,7 @@ impl Allocation {
         Allocation { pod: spec.resources.clone(), containers: containers.map(own).collect() }
     }
 
-    /// Whether the pod asks for something else.
+    /// Whether the pod spec requests other amounts than these.
     pub fn differs(&self, pod: &Pod) -> bool {
         let requested = Allocation::from_pod(pod);
         let same = |a: Option<&ResourceRequirements>, b: Option<&ResourceRequirements>| {
@@ -94,7 +99,7 @@ impl Allocation {
         !(same(self.pod.as_ref(), requested.pod.as_ref()) && requested.containers.iter().all(is_same))
     }
 
-    /// The pod as it would be if it asked for what was agreed to.
+    /// The pod with its resources replaced by the allocated ones.
     pub fn apply_to<'a>(&self, pod: &'a Pod) -> Cow<'a, Pod> {
         let is_same = |spec: &PodSpec| {
             let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
@@ -117,7 +122,7 @@ impl Allocation {
         Cow::Owned(pod)
     }
 
-    /// The same, of a pod that others have too.
+    /// Like `apply_to`, for a shared pod.
     fn apply_to_shared(&self, pod: &Arc<Pod>) -> Arc<Pod> {
         match self.apply_to(pod) {
             Cow::Borrowed(_) => pod.clone(),
@@ -130,12 +135,14 @@ fn parse_resources(list: Option<BTreeMap<String, Text>>) -> BTreeMap<String, Opt
     list.into_iter().flatten().map(|(name, text)| (name, Quantity::parse(&text.0).ok())).collect()
 }
 
-/// Whether a pod has been let in, be it by somebody before us.
+/// Whether a pod is admitted, by this process or by an earlier one: an admitted pod has a start
+/// time.
 pub fn is_admitted(pod: &Pod, state: &PodWorkerState) -> bool {
     state.admitted || pod.status.as_ref().is_some_and(|status| status.start_time.is_some())
 }
 
-/// Looks again for room for those that wait for it, whenever others have less than before.
+/// Retries pending resizes whenever another pod releases resources, or the node's allocatable
+/// resources or conditions change.
 pub async fn run_resize_loop(node: &Node) {
     let (pods, nodes) = (node.ctx.caches.pods(), node.ctx.caches.nodes());
     let changed = Arc::new(Notify::new());
@@ -167,7 +174,7 @@ pub async fn run_resize_loop(node: &Node) {
     }
 }
 
-/// Whether a pod may have less now than before.
+/// Whether a change of a pod can have released resources.
 fn has_released_resources(before: &Pod, after: Option<&Arc<Pod>>) -> bool {
     let Some(after) = after.filter(|after| !pod::is_terminal(after)) else {
         return !pod::is_terminal(before);
@@ -175,7 +182,7 @@ fn has_released_resources(before: &Pod, after: Option<&Arc<Pod>>) -> bool {
     !reported_resources(before).eq(reported_resources(after))
 }
 
-/// What is said of what a pod and its containers have and were promised.
+/// The actual and allocated resources that the status reports for the pod and its containers.
 fn reported_resources(
     pod: &Pod,
 ) -> impl Iterator<Item = (Option<&ResourceRequirements>, Option<&BTreeMap<String, Text>>)> {
@@ -188,7 +195,8 @@ fn reported_resources(
     of_pod.into_iter().chain(each)
 }
 
-/// Judges all resizes that wait for room, and tells what has become of them. `_judging` is held meanwhile.
+/// Evaluates all pending resizes and records the result. The guard proves that the caller holds the
+/// admission lock.
 fn evaluate_pending_resizes(node: &Node, _guard: &parking_lot::MutexGuard<'_, ()>) {
     let name = &node.settings.node_name;
     let Some(api_node) = node.ctx.caches.nodes().get(&Key::new("", name)) else { return };
@@ -238,7 +246,7 @@ fn evaluate_pending_resizes(node: &Node, _guard: &parking_lot::MutexGuard<'_, ()
     }
 }
 
-/// What is remembered of a pod; the first time, as it was left.
+/// The state of a pod. The first access restores it from the checkpoint.
 fn pod_state_mut<'a>(
     pod_states: &'a mut HashMap<String, PodWorkerState>,
     settings: &crate::Settings,
@@ -247,7 +255,7 @@ fn pod_state_mut<'a>(
     pod_states.entry(pod.uid().to_owned()).or_insert_with(|| restore_pod_state(settings, pod))
 }
 
-/// The same of a pod that somebody else cares for, which may be gone by now.
+/// The state of a pod without inserting it: its worker may have removed the pod already.
 fn pod_state<'a>(
     pod_states: &'a HashMap<String, PodWorkerState>,
     settings: &crate::Settings,
@@ -256,7 +264,7 @@ fn pod_state<'a>(
     pod_states.get(pod.uid()).map_or_else(|| Cow::Owned(restore_pod_state(settings, pod)), Cow::Borrowed)
 }
 
-/// What somebody before us has left of what was known of a pod.
+/// The state that an earlier process left in the checkpoint and in the pod status.
 fn restore_pod_state(settings: &crate::Settings, pod: &Pod) -> PodWorkerState {
     PodWorkerState {
         record: AllocationRecord::read(&settings.pod_dir(pod)),
@@ -266,20 +274,22 @@ fn restore_pod_state(settings: &crate::Settings, pod: &Pod) -> PodWorkerState {
 }
 
 impl Node {
-    /// Looks at what is remembered of a pod, or changes it. Of one that is gone nothing is, whoever still has it.
+    /// Calls `f` with the state of a pod. For a pod that is deleted the state is temporary.
     pub fn with_pod_state<T>(&self, pod: &Pod, f: impl FnOnce(&mut PodWorkerState) -> T) -> T {
         let mut pod_states = self.pod_states.lock();
         let is_new = !pod_states.contains_key(pod.uid());
         let result = f(pod_state_mut(&mut pod_states, &self.settings, pod));
         drop(pod_states);
-        // Whoever goes from now on is forgotten once it is gone.
+        // The state is new. If the pod was deleted before, its removal has run already and would
+        // leave this entry behind. A pod that is deleted after this check has its entry removed as
+        // usual.
         if is_new && self.pod_with_uid(&pod.key(), pod.uid()).is_none() {
             self.pod_states.lock().remove(pod.uid());
         }
         result
     }
 
-    /// The pod as it would be if it asked for what was agreed to.
+    /// The pod with its allocated resources.
     pub fn allocated<'a>(&self, pod: &'a Pod) -> Cow<'a, Pod> {
         self.with_pod_state(pod, |state| match &state.record {
             Some(record) => record.allocated.apply_to(pod),
@@ -287,7 +297,7 @@ impl Node {
         })
     }
 
-    /// Changes what is written down of a pod.
+    /// Changes the checkpoint of a pod, and writes it if it differs.
     pub fn update_record(&self, pod: &Pod, change: impl FnOnce(&mut AllocationRecord)) {
         self.with_pod_state(pod, |state| {
             let Some(record) = &mut state.record else { return };
@@ -299,16 +309,17 @@ impl Node {
         });
     }
 
-    /// Writes down what is known of a pod; `false` where that fails.
+    /// Writes the checkpoint of a pod. Returns `false` on failure.
     fn write_record(&self, pod: &Pod, record: &AllocationRecord) -> bool {
         let written = record.write(&self.settings.pod_dir(pod));
         if let Err(error) = &written {
-            tracing::error!(%error, pod = %pod.key(), "cannot write down what a pod is given");
+            tracing::error!(%error, pod = %pod.key(), "failed to write the allocation record of a pod");
         }
         written.is_ok()
     }
 
-    /// Lets a pod in once, unless something speaks against it; whoever comes after it finds less room.
+    /// Admits a pod unless it is admitted already. The admission lock is held, so that two pods are
+    /// not admitted to the same free resources.
     pub fn admit(&self, pod: &Pod) -> Option<AdmissionFailure> {
         let name = &self.settings.node_name;
         let api_node = self.ctx.caches.nodes().get(&Key::new("", name))?;
@@ -332,18 +343,18 @@ impl Node {
         rejection
     }
 
-    /// Sees to it that what the pod asks for is agreed to, as far as there is room; the pod as it would be if it asked for
-    /// what was.
+    /// Allocates what the pod requests, as far as it fits. Returns the pod with its allocated
+    /// resources.
     pub fn update_allocation<'a>(&self, pod: &'a Pod) -> Cow<'a, Pod> {
         self.with_pod_state(pod, |state| {
-            // Of one that goes nothing is to be left.
+            // A terminating pod gets no new checkpoint: nothing would delete it.
             if state.record.is_none() && is_admitted(pod, state) && !pod.is_deleting() {
                 self.write_record(pod, state.record.insert(AllocationRecord::new(pod)));
             }
         });
         if self.needs_resize_evaluation(pod) {
             let guard = self.admission_lock.lock();
-            // Another may have judged all of them meanwhile.
+            // Another worker may have evaluated all resizes while this one waited for the lock.
             if self.needs_resize_evaluation(pod) {
                 evaluate_pending_resizes(self, &guard);
             }
@@ -361,7 +372,8 @@ impl Node {
         })
     }
 
-    /// Notices what a resize has come to; `pod` is as it asks for itself.
+    /// Records whether a resize is in progress or completed. `pod` has the resources of its spec,
+    /// not the allocated ones.
     pub fn update_resize_progress(&self, pod: &Pod, seen: &ObservedPod) {
         let now = self.ctx.clock.now();
         let done = self.with_pod_state(pod, |state| {

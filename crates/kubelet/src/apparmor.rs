@@ -1,14 +1,14 @@
-//! AppArmor: which profile a container is to be confined by, and whether this node can do that at all.
+//! AppArmor: selects the profile of a container and checks that this node can enforce it.
 
 use std::path::Path;
 
 use k8s_openapi::api::core::v1::{AppArmorProfile, Container, Pod};
 use runtime::cri::{ProfileType, SecurityProfile};
 
-/// How it was asked for before there was a field, by the container's name behind it.
+/// The annotation that preceded the field. The container name follows the slash.
 const ANNOTATION_PREFIX: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// Why a pod's profiles cannot be enforced on this node.
+/// Why the AppArmor profiles of a pod cannot be enforced on this node.
 pub fn validate(pod: &Pod) -> Option<String> {
     if !is_required(pod) {
         return None;
@@ -68,7 +68,7 @@ fn profile(pod: &Pod, container: &Container) -> Option<AppArmorProfile> {
     container_profile(container).cloned().or_else(annotated).or_else(of_pod)
 }
 
-/// What the runtime is told; nothing where nobody said anything.
+/// The AppArmor profile in CRI's terms. `None` without any setting: the runtime uses its default.
 pub fn security_profile(pod: &Pod, container: &Container) -> Option<SecurityProfile> {
     let profile = profile(pod, container)?;
     let profile_type = match profile.type_.as_str() {

@@ -1,10 +1,13 @@
-//! Files that change all at once: what is in a volume made from API objects.
+//! Atomic updates of volumes made from API objects, the counterpart of upstream's `AtomicWriter`
+//! (`pkg/volume/util/atomic_writer.go`).
 //!
-//! The files are in a directory of their own, `..data` points to it, and what people see are links through
-//! `..data`. A change makes a new directory and turns the one link, so nobody ever sees half of it.
+//! The files are in a directory of their own, `..data` is a symlink to it, and the visible names
+//! are symlinks through `..data`. An update creates a new directory and replaces the one symlink,
+//! so that readers never see a mix of old and new files.
 //!
-//! Containers see a volume read-only, but those that began under an older skiff may write to it. So a directory is made
-//! beside the volume and moved into it when it is whole, and nothing in the volume is trusted to lead where it should.
+//! Containers mount these volumes read-only, but containers started by an earlier version may still
+//! write to them. So a directory is filled beside the volume and moved into it when it is complete,
+//! and no symlink in the volume is trusted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,10 +15,10 @@ use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::path::{Component, Path, PathBuf};
 
-/// Files by their paths below the volume.
+/// Files by path relative to the volume.
 pub type Payload = BTreeMap<String, FileProjection>;
 
-/// A file's content and mode, and whose it is where not root's.
+/// Content and mode of a file, and its owner if that is not root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileProjection {
     pub bytes: Vec<u8>,
@@ -25,15 +28,15 @@ pub struct FileProjection {
 
 const DATA_DIR: &str = "..data";
 
-/// Makes the volume at `dir` show `payload`; `finish` has a look at the files before anybody else. Does nothing where it
-/// does already.
+/// Makes the volume at `dir` contain `payload`. `finish` runs on the new files before they become
+/// visible. Does nothing if the volume is up to date.
 pub fn write(
     dir: &Path,
     payload: &Payload,
     finish: impl FnOnce(&Path) -> Result<(), String>,
 ) -> Result<(), String> {
     if let Some(path) = payload.keys().find(|path| !is_inside(path)) {
-        return Err(format!("{path:?} leads out of the volume"));
+        return Err(format!("{path:?} is outside the volume"));
     }
     let failed = |error: io::Error| error.to_string();
     fs::create_dir_all(dir).map_err(failed)?;
@@ -45,11 +48,11 @@ pub fn write(
     replace_data_dir(dir, &fresh, payload).map_err(failed)
 }
 
-/// The files in a directory beside the volume.
+/// Writes the files to a new directory beside the volume.
 fn write_payload(dir: &Path, payload: &Payload) -> io::Result<PathBuf> {
     let volume = dir.file_name().unwrap_or_default().to_string_lossy();
     let fresh = dir.with_file_name(format!("..{volume}"));
-    // What a killed skiff has left.
+    // Left over from a killed process.
     let _ = fs::remove_dir_all(&fresh);
     fs::create_dir(&fresh)?;
     for (path, file) in payload {
@@ -66,8 +69,8 @@ fn write_payload(dir: &Path, payload: &Payload) -> io::Result<PathBuf> {
     Ok(fresh)
 }
 
-/// Gives new files the label of SELinux that the volume has: containers that use it may use nothing else, and what is
-/// moved in keeps its own.
+/// Copies the SELinux label of the volume to the new files. Containers with that label have access
+/// to nothing else, and a rename keeps the label of a file.
 fn copy_selinux_label(dir: &Path, fresh: &Path, payload: &Payload) -> io::Result<()> {
     const SELINUX_XATTR: &str = "security.selinux";
     let mut label = [0; 256];
@@ -80,6 +83,8 @@ fn copy_selinux_label(dir: &Path, fresh: &Path, payload: &Payload) -> io::Result
     Ok(())
 }
 
+/// Moves the new directory into the volume and switches `..data` to it with one rename. Then it
+/// updates the visible symlinks and deletes the old directory.
 fn replace_data_dir(dir: &Path, fresh: &Path, payload: &Payload) -> io::Result<()> {
     let old = fs::read_link(dir.join(DATA_DIR)).ok();
     let name = unused_dir_name(dir);
@@ -107,7 +112,8 @@ fn replace_data_dir(dir: &Path, fresh: &Path, payload: &Payload) -> io::Result<(
     }
 }
 
-/// Whether this is the name of a directory as we make them, and no way to anywhere else.
+/// Whether `name` is one of our directory names. Anything else must not be deleted, since a
+/// container may have replaced the symlink it was read from.
 fn is_data_dir_name(name: &str) -> bool {
     name.strip_prefix("..").is_some_and(|number| number.parse::<u32>().is_ok())
 }
@@ -120,7 +126,7 @@ fn unused_dir_name(dir: &Path) -> String {
     (0u32..)
         .map(|number| format!("..{number}"))
         .find(|name| fs::symlink_metadata(dir.join(name)).is_err())
-        .expect("numbers go on")
+        .expect("fewer than 2^32 directories exist")
 }
 
 fn is_up_to_date(dir: &Path, payload: &Payload) -> bool {
@@ -180,13 +186,17 @@ mod tests {
         assert_eq!(visible_files(dir), ["a=1", "b=2"]);
         let before = fs::read_link(dir.join(DATA_DIR)).unwrap();
         write(dir, &payload(&[("a", "1"), ("b", "2")])).unwrap();
-        assert_eq!(fs::read_link(dir.join(DATA_DIR)).unwrap(), before, "the same again changes nothing");
+        assert_eq!(
+            fs::read_link(dir.join(DATA_DIR)).unwrap(),
+            before,
+            "an identical payload changes nothing"
+        );
         write(dir, &payload(&[("a", "3"), ("deep/c", "4")])).unwrap();
         assert_eq!(visible_files(dir), ["a=3", "deep="]);
         assert_eq!(fs::read_to_string(dir.join("deep/c")).unwrap(), "4");
         write(dir, &payload(&[("a", "3")])).unwrap();
         assert_eq!(visible_files(dir), ["a=3"]);
-        assert_eq!(fs::read_dir(dir).unwrap().count(), 3, "..data, its directory, and the link");
+        assert_eq!(fs::read_dir(dir).unwrap().count(), 3, "..data, its directory and the symlink");
     }
 
     #[test]
@@ -194,11 +204,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for path in ["../x", "/etc/x", "a/../../x", ""] {
             let error = write(&dir.path().join("volume"), &payload(&[(path, "1")])).unwrap_err();
-            assert!(error.ends_with("leads out of the volume"), "{error}");
+            assert!(error.ends_with("is outside the volume"), "{error}");
         }
     }
 
-    /// Containers may have turned the link while they could.
+    /// Containers of an earlier version may have replaced the symlink.
     #[test]
     fn deletes_nothing_outside_the_volume() {
         let around = tempfile::tempdir().unwrap();

@@ -1,9 +1,12 @@
-//! The cgroup of a pod: where it is, what its containers may use together, and its end after the runtime has said that
-//! nothing of the pod is left. What pods of a kind have together is in [`levels`], what all of them have in [`whole`].
+//! Cgroups of pods: their paths, their limits, and their removal after the runtime has removed the
+//! containers. [`qos`] has the cgroups of the QoS classes, [`node_allocatable`] the limits on all
+//! pods.
 //!
-//! The runtime removes the cgroups of containers, not the one of their pod that they are in. One that was killed while
-//! it began a container may have forgotten it altogether: what it had started then waits there for ever, and nobody but
-//! the kernel knows of it.
+//! The runtime removes the cgroups of containers, but not the parent cgroup of the pod. A runtime
+//! that was killed while it created a container may not know the container any more. Its processes
+//! would then stay forever, so [`remove_pod_cgroup`] kills them.
+//!
+//! Upstream: `pkg/kubelet/cm`.
 
 mod node_allocatable;
 mod qos;
@@ -29,23 +32,25 @@ use crate::pod::resource_spec;
 use crate::{Node, Settings};
 pub use node_allocatable::NodeReservation;
 
-/// Where it was found that they are, which nobody changes while anything runs.
+/// The detected hierarchies. They do not change while the machine runs.
 static HOST_CGROUPS: OnceLock<Cgroups> = OnceLock::new();
-/// Where the kernel shows them: one hierarchy for all controllers, or one for each of them inside.
+/// The unified hierarchy of version 2, or the parent of the hierarchies of version 1.
 const CGROUP_MOUNT: &str = "/sys/fs/cgroup";
-/// All pods live under one cgroup of ours, so that all of it can be removed.
+/// The parent of all pod cgroups. Removing it removes everything.
 const ROOT_CGROUP: &str = "skiff";
-/// Inside that of a node: pods that were promised all they may use are in none of these.
+/// The cgroups of the QoS classes below a node's cgroup. Guaranteed pods are directly below the
+/// node.
 const QOS_CGROUPS: [&str; 2] = ["burstable", "besteffort"];
 
-/// Keeps what pods may use together as it is to be.
+/// Keeps the limits of the QoS classes and of all pods up to date.
 pub(crate) async fn run(node: &Node) {
     tokio::join!(node_allocatable::enforce(node), qos::run(node));
 }
 
-/// The cgroup of all pods of a node, by where it keeps them: other nodes on this machine must not share its limits.
+/// The cgroup of all pods of a node, derived from its pods directory. Several nodes can run on one
+/// machine and must not share limits.
 pub(crate) fn node_cgroup(pods: &Path) -> String {
-    // Not by the path, which another one may have as well, in a view of the machine of its own.
+    // Device and inode, not the path: nodes in different mount namespaces may use the same path.
     match fs::metadata(pods) {
         Ok(metadata) => format!("{ROOT_CGROUP}/node-{:x}-{:x}", metadata.dev(), metadata.ino()),
         Err(_) => ROOT_CGROUP.to_owned(),
@@ -59,7 +64,7 @@ fn host_cgroups() -> io::Result<&'static Cgroups> {
     }
 }
 
-/// The cgroup of a pod, by how much was promised to it.
+/// The cgroup of a pod, by its QoS class.
 pub(crate) fn pod_cgroup(pod: &Pod, settings: &Settings) -> String {
     pod_cgroup_under(&node_cgroup(&settings.pods), pod)
 }
@@ -73,7 +78,7 @@ fn pod_cgroup_under(node: &str, pod: &Pod) -> String {
     format!("/{node}/{level}pod{}", pod.uid())
 }
 
-/// Its quality of service.
+/// The QoS class of a pod.
 pub(crate) fn qos_class(pod: &Pod) -> Cow<'_, str> {
     match pod.status.as_ref().and_then(|status| status.qos_class.as_deref()) {
         Some(class) if !class.is_empty() => class.into(),
@@ -81,12 +86,14 @@ pub(crate) fn qos_class(pod: &Pod) -> Cow<'_, str> {
     }
 }
 
-/// What a pod may use as a whole; no more than `pids` processes where that is more than none.
+/// The limits on the cgroup of a pod, with at most `pids` processes. `pids` of zero or less means
+/// no limit.
 pub(crate) fn pod_limits(pod: &Pod, pids: i64) -> Limits {
     let spec = resource_spec(pod);
     let (requested, limit_list) = (requests(&spec), pod_resources(&spec, "limits"));
     let overhead = resource_list(&spec, "overhead");
-    // What one container has no limit for, the pod has none for either, unless it says so itself.
+    // As upstream: one container without a limit makes the pod unlimited, unless the pod itself
+    // sets a limit.
     let is_bounded = |name: &str| {
         let has = |resources: &serde_json::Value| resources["limits"][name].is_string();
         let containers = ["initContainers", "containers"].map(|field| spec[field].as_array().cloned());
@@ -105,48 +112,49 @@ pub(crate) fn pod_limits(pod: &Pod, pids: i64) -> Limits {
     }
 }
 
-/// The weight among others of somebody who asks for so many thousandths of a processor.
+/// The CPU weight for a request in millicores.
 fn cpu_weight_limits(milli: i64) -> Limits {
     shares_only(resources::shares(milli))
 }
 
-/// The weight among others.
+/// The CPU weight for CPU shares.
 pub(crate) fn shares_only(shares: i64) -> Limits {
-    // Not as runtimes weigh containers: upstream's nodes have kept to a straight line from 2..262144 to 1..10000.
+    // The kubelet maps 2..262144 to 1..10000 linearly. Newer runtimes use another formula for
+    // containers.
     let weight = 1 + (shares - resources::MIN_CPU_SHARES) * 9_999 / 262_142;
     let unified = vec![("cpu.weight".to_owned(), weight.to_string())];
     Limits { cpu_shares: shares, unified, ..Limits::default() }
 }
 
-/// The time of processors in each period.
+/// The CPU quota per CFS period.
 pub(crate) fn quota_only(cpu_quota: i64) -> Limits {
     Limits { cpu_quota, cpu_period: resources::CFS_PERIOD_MICROS, ..Limits::default() }
 }
 
-/// The memory that is in use in a group.
+/// The memory usage of a cgroup in bytes.
 pub(crate) fn memory_used(group: &str) -> u64 {
     host_cgroups().map_or(0, |cgroups| cgroups.usage(group).memory)
 }
 
-/// What all pods of a node use and may use.
+/// The usage and limits of all pods of a node.
 pub(crate) fn usage(settings: &Settings) -> Usage {
     host_cgroups().map(|cgroups| cgroups.usage(&node_cgroup(&settings.pods))).unwrap_or_default()
 }
 
-/// Makes a cgroup that has these limits.
+/// Creates a cgroup if needed and sets its limits.
 pub(crate) fn limit(group: &str, limits: &Limits) -> io::Result<()> {
     let cgroups = host_cgroups()?;
     cgroups.create(group)?;
     cgroups.limit(group, limits)
 }
 
-/// Ends what runs in the pod's cgroup although nobody knows of it, and removes the cgroup. Fails while something is left:
-/// the kernel takes a moment. `pods` is where its node keeps them.
+/// Kills processes that are left in the pod's cgroup and removes the cgroup. Fails while processes
+/// remain: the kernel takes a moment to end them. `pods` is the node's pods directory.
 pub fn remove_pod_cgroup(pods: &Path, uid: &str) -> io::Result<()> {
     remove_pod_cgroup_under(Path::new(CGROUP_MOUNT), &node_cgroup(pods), uid)
 }
 
-/// Removes what the pods of a node are in, unless there still are some.
+/// Removes the cgroups of the QoS classes, the node and the root, unless pods are left in them.
 pub fn remove_qos_cgroups(pods: &Path) {
     let node = node_cgroup(pods);
     for base in controller_roots(Path::new(CGROUP_MOUNT)) {
@@ -157,13 +165,13 @@ pub fn remove_qos_cgroups(pods: &Path) {
     }
 }
 
-/// The hierarchies, and what else is there.
+/// The mount points of the hierarchies (version 1), and the parent itself (version 2).
 fn controller_roots(root: &Path) -> Vec<PathBuf> {
     child_cgroups(root).into_iter().chain([root.to_owned()]).collect()
 }
 
 fn remove_pod_cgroup_under(root: &Path, node: &str, uid: &str) -> io::Result<()> {
-    // Whatever was promised to it.
+    // The QoS class is not known any more, so look in all of them.
     let names = ["", "burstable/", "besteffort/"].map(|level| format!("{node}/{level}pod{uid}"));
     let controller_roots = controller_roots(root);
     let paths = controller_roots.iter().flat_map(|base| names.iter().map(|name| base.join(name)));
@@ -172,11 +180,11 @@ fn remove_pod_cgroup_under(root: &Path, node: &str, uid: &str) -> io::Result<()>
         remove(group);
     }
     let remaining: Vec<&PathBuf> = groups.iter().filter(|group| group.exists()).collect();
-    // Every hierarchy knows of them.
+    // With version 1 every hierarchy lists the same processes.
     let orphans: BTreeSet<i32> = remaining.iter().flat_map(|group| processes(group)).collect();
     for pid in orphans {
-        tracing::warn!(pid, uid, "ending what the runtime has forgotten");
-        // Fails only when it has ended by itself, which is as good.
+        tracing::warn!(pid, uid, "killing a process that the runtime no longer tracks");
+        // Fails only if the process has ended meanwhile.
         let _ = Pid::from_raw(pid).map(|pid| kill_process(pid, Signal::KILL));
     }
     match remaining.first() {
@@ -185,7 +193,7 @@ fn remove_pod_cgroup_under(root: &Path, node: &str, uid: &str) -> io::Result<()>
     }
 }
 
-/// Removes a cgroup and those below it; the kernel keeps those in which something runs.
+/// Removes a cgroup and its children. The kernel keeps those that have processes.
 fn remove(group: &Path) {
     child_cgroups(group).iter().for_each(|group| remove(group));
     let _ = fs::remove_dir(group);

@@ -1,4 +1,5 @@
-//! What a pod becomes in the runtime's terms. Pure but for files of the node that [`Settings`] names.
+//! Translates a pod into CRI configuration. Does no I/O except for files of the node that
+//! [`Settings`] names.
 
 pub mod resources;
 mod security;
@@ -17,50 +18,52 @@ use crate::observed::{
     CONTAINER_NAME, IMAGE_ANNOTATION, POD_NAME, POD_NAMESPACE, POD_UID, RESOURCES_ANNOTATION,
 };
 
-/// The directory that upstream's kubelets have, which storage drivers, network plugins and monitoring agents mount.
+/// The root directory of upstream's kubelet, which CSI drivers, network plugins and monitoring
+/// agents mount.
 const DEFAULT_ROOT: &str = "/var/lib/kubelet";
 
-/// What a node does the same way for all its pods.
+/// The settings of a node that apply to all its pods.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub node_name: String,
-    /// Where this node is reached, which may change; nothing on a machine without a network.
+    /// The node's primary address, which may change. `None` on a machine without a network.
     pub node_ip: watch::Receiver<Option<IpAddr>>,
-    /// And over the other family of addresses, if somebody has said so.
+    /// The configured address of the other IP family.
     pub second_ip: Option<IpAddr>,
-    /// Where pods' directories are: volumes, hosts files, termination messages.
+    /// The directory of the pod directories: volumes, hosts files, termination messages.
     pub pods: PathBuf,
-    /// Where plugins are looked for and storage drivers put volumes. Paths at or below `/var/lib/kubelet` mean this
-    /// directory ([`Settings::host_path`]).
+    /// The kubelet's root directory, for plugin sockets and CSI volumes. Paths at or below
+    /// `/var/lib/kubelet` refer to this directory ([`Settings::host_path`]).
     pub root: PathBuf,
     pub logs: crate::PodLogs,
     pub cluster_domain: String,
     pub cluster_dns: Vec<String>,
     pub resolver: crate::ResolverConfig,
-    /// Memory of the node, by which an OOM score is weighed.
+    /// The node's memory in bytes, for OOM scores.
     pub memory: i64,
-    /// When housekeeping does what.
+    /// The part of the kubelet configuration for evictions, images, logs and the like.
     pub kubelet_config: crate::KubeletConfig,
-    /// How long pods have to end when the machine goes down; empty where they are not ended in order.
+    /// The grace periods of a graceful node shutdown. Empty if it is disabled.
     pub shutdown: Vec<crate::PriorityGracePeriod>,
-    /// Nothing is configured: pods are suspended by a shutdown and started again after it, instead of failing.
+    /// No shutdown grace periods are configured. Pods are then stopped by a shutdown and started
+    /// again after it, instead of failing.
     pub is_shutdown_default: bool,
-    /// Where manifests of static pods are, if anywhere.
+    /// The directory of static pod manifests.
     pub manifests: Option<PathBuf>,
-    /// Whether our proxy runs beside, which leads pods out and ports of the machine to them. The runtime's network is to do
-    /// neither then, since both would be done twice.
+    /// Skiff's proxy runs beside the kubelet and implements masquerading and host ports. The
+    /// runtime's network must not do either then.
     pub proxied: bool,
 }
 
 impl Settings {
-    /// Where this node is reached now: its own address first.
+    /// The node's current addresses, the primary one first.
     pub fn node_ips(&self) -> Vec<String> {
         let first = self.node_ip.borrow().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
         [Some(first), self.second_ip].into_iter().flatten().map(|ip| ip.to_string()).collect()
     }
 
-    /// Where a path of the host is on this node: several nodes on one host have a kubelet directory each, and pods and
-    /// plugins name it by its usual path.
+    /// Maps a host path below `/var/lib/kubelet` to the root directory of this node. Several nodes
+    /// on one host have a root directory each, but pods and plugins use the default path.
     pub fn host_path(&self, path: &Path) -> PathBuf {
         match path.strip_prefix(DEFAULT_ROOT) {
             Ok(rest) if !rest.components().any(|part| part == Component::ParentDir) => {
@@ -70,13 +73,12 @@ impl Settings {
         }
     }
 
-    /// The pod's directory.
     pub fn pod_dir(&self, pod: &Pod) -> PathBuf {
         self.pods.join(pod.uid())
     }
 
-    /// The file of a seccomp profile that is this node's own. Before it was below the root it was beside the pods, and is
-    /// found there still.
+    /// The file of a `Localhost` seccomp profile. Older versions kept profiles beside the pods
+    /// directory, so it is searched, too.
     fn seccomp_profile(&self, name: &str) -> PathBuf {
         let [now, before] = [self.root.join("seccomp"), self.pods.with_file_name("seccomp")];
         let is_moved = now.join(name).exists() || !before.join(name).exists();
@@ -88,7 +90,6 @@ impl Settings {
         self.logs.pod_dir(pod, uid)
     }
 
-    /// Those of a node that has all it has in one directory.
     #[cfg(test)]
     pub fn for_tests(root: &Path) -> Settings {
         Settings {
@@ -111,12 +112,12 @@ impl Settings {
     }
 }
 
-/// The path of a run's log inside the directory of its pod.
+/// The path of a container's log, relative to the log directory of its pod.
 pub fn log_path(container: &str, attempt: u32) -> PathBuf {
     Path::new(container).join(format!("{attempt}.log"))
 }
 
-/// What the containers of the pod share, in this cgroup.
+/// The CRI configuration of a pod sandbox in this cgroup.
 pub fn sandbox(pod: &Pod, attempt: u32, group: String, settings: &Settings) -> cri::PodSandboxConfig {
     let spec = pod.spec.clone().unwrap_or_default();
     let host_network = spec.host_network == Some(true);
@@ -153,7 +154,7 @@ pub fn sandbox(pod: &Pod, attempt: u32, group: String, settings: &Settings) -> c
     }
 }
 
-/// One run of a container.
+/// The CRI configuration of one run of a container.
 pub fn container(
     pod: &Pod,
     container: &Container,
@@ -203,20 +204,20 @@ pub fn container(
     }
 }
 
-/// What a container asks for, so that it can be told whether that has changed.
+/// The resources of a container as an annotation, which later shows whether they have changed.
 fn resources_annotation(pod: &Pod, container: &Container) -> String {
     let resources = crate::pod::resize::effective_resources(pod, container);
     serde_json::json!({"requests": resources.requests, "limits": resources.limits}).to_string()
 }
 
-/// What a container gets, in the runtime's terms.
+/// The resources of a container for CRI.
 pub fn resources(pod: &Pod, container: &Container, settings: &Settings) -> cri::LinuxContainerResources {
     let container_resources = resources::container_resources(pod, container, settings.memory);
     let cpu_quota = if settings.kubelet_config.cpu_cfs_quota { container_resources.cpu_quota } else { 0 };
     cri::LinuxContainerResources { cpu_quota, ..container_resources }
 }
 
-/// Lets a container see the processes of another run, where one is named.
+/// Joins the PID namespace of another container, for ephemeral containers with a target.
 pub fn target_pid_namespace(config: &mut cri::ContainerConfig, target: Option<&str>) {
     let linux = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
     if let (Some(target), Some(options)) =
@@ -228,13 +229,13 @@ pub fn target_pid_namespace(config: &mut cri::ContainerConfig, target: Option<&s
     }
 }
 
-/// The labels by which everything of a pod is found again.
+/// The labels that identify sandboxes and containers of a pod.
 fn pod_labels(pod: &Pod) -> BTreeMap<String, String> {
     let labels = [(POD_NAME, pod.name()), (POD_NAMESPACE, pod.namespace()), (POD_UID, pod.uid())];
     labels.map(|(name, value)| (name.to_owned(), value.to_owned())).into()
 }
 
-/// The name by which others find the pod, where it has a domain.
+/// The fully qualified name of a pod that has a subdomain.
 pub fn fqdn(pod: &Pod, settings: &Settings) -> Option<String> {
     let spec = pod.spec.as_ref()?;
     let domain = spec.subdomain.as_deref().filter(|domain| !domain.is_empty())?;
@@ -243,7 +244,7 @@ pub fn fqdn(pod: &Pod, settings: &Settings) -> Option<String> {
     has_no_override.then_some(full)
 }
 
-/// The kernel takes no longer names than this, which a pod that wants its full one has to be told.
+/// Fails if the pod requests its FQDN as hostname and the name is longer than Linux allows.
 pub fn check_hostname(pod: &Pod, settings: &Settings) -> Result<(), String> {
     const MAX_HOSTNAME_LENGTH: usize = 64;
     let is_requested = pod.spec.as_ref().and_then(|spec| spec.set_hostname_as_fqdn) == Some(true);
@@ -257,7 +258,7 @@ pub fn check_hostname(pod: &Pod, settings: &Settings) -> Result<(), String> {
     }
 }
 
-/// At most 63 characters, as a host's name must be.
+/// The pod's hostname: at most 63 characters, as DNS labels require.
 pub fn hostname(pod: &Pod) -> String {
     let hostname_override = pod.spec.as_ref().and_then(|spec| spec.hostname_override.clone());
     if let Some(name) = hostname_override.filter(|name| !name.is_empty()) {
@@ -294,7 +295,6 @@ pub mod tests {
 
     use super::*;
 
-    /// Of a node that has everything in this directory.
     pub fn settings(dir: &Path) -> Settings {
         Settings {
             pods: dir.join("pods"),
@@ -314,7 +314,7 @@ pub mod tests {
             mapped.iter().map(|port| (port.host_port, port.container_port)).collect::<Vec<_>>()
         };
         assert_eq!(mapped(false), [(8080, 80)]);
-        // In the machine's own network there is nothing to lead on, and beside our proxy it is done already.
+        // Not in the host's network, and not if Skiff's proxy implements host ports.
         assert_eq!(mapped(true), []);
     }
 }

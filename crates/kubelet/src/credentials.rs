@@ -1,8 +1,11 @@
-//! Credentials for registries from programs on the node (upstream's credential providers): which of them is asked for
-//! which image, what it is told, and how long its answer is good.
+//! Credential provider plugins: programs on the node that return registry credentials for an image.
+//! Selects the plugins for an image, runs them and caches their responses.
 //!
-//! A provider is kept as its configuration has it. It reads a CredentialProviderRequest and writes a
-//! CredentialProviderResponse, which is never shown to anybody: it may hold passwords even where it is wrong.
+//! Providers are kept as JSON from the configuration. A plugin reads a CredentialProviderRequest
+//! and writes a CredentialProviderResponse. Responses never appear in logs or errors, even invalid
+//! ones: they may contain passwords.
+//!
+//! Upstream: `pkg/credentialprovider/plugin`.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -26,25 +29,25 @@ use crate::volumes::request_token;
 
 const API_VERSIONS: [&str; 3] = ["v1", "v1alpha1", "v1beta1"];
 const API_GROUP_PREFIX: &str = "credentialprovider.kubelet.k8s.io/";
-/// How long a program may take.
+/// The timeout of a plugin, as upstream.
 const EXEC_TIMEOUT: Duration = Duration::from_secs(60);
-/// What an answer for all images is kept under; no image has such a name.
+/// The cache key of responses for all images. No image has this name.
 const GLOBAL_CACHE_KEY: &str = "<global>";
 
-/// What was said before, by for what, and until when it is good.
+/// Cached responses and their expiry, by cache key.
 type CredentialCache = HashMap<String, (Instant, Value)>;
 
-/// The providers of a node.
+/// The credential provider configuration of a node.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
-    /// Where the programs are.
+    /// The directory of the plugin binaries.
     pub plugin_dir: PathBuf,
-    /// Each as the file of the configuration has it.
+    /// The providers as in the configuration file.
     pub providers: Vec<Value>,
 }
 
 impl Config {
-    /// Reads a CredentialProviderConfig, or all that are in a directory.
+    /// Reads a CredentialProviderConfig file, or all such files of a directory.
     pub fn read(path: &Path, plugin_dir: &Path) -> Result<Config, String> {
         if !plugin_dir.is_dir() {
             return Err(format!("plugin binary directory {} did not exist", plugin_dir.display()));
@@ -71,7 +74,7 @@ impl Config {
             let is_known = version.is_some_and(|version| API_VERSIONS.contains(&version));
             if config["kind"] != "CredentialProviderConfig" || !is_known {
                 return Err(failed(
-                    "this is no CredentialProviderConfig of kubelet.config.k8s.io/v1".to_owned(),
+                    "expected kind CredentialProviderConfig of kubelet.config.k8s.io/v1".to_owned(),
                 ));
             }
             providers.extend(config["providers"].as_array().cloned().unwrap_or_default());
@@ -106,7 +109,7 @@ fn duration(value: &Value) -> Option<Duration> {
     Duration::try_from(found).ok()
 }
 
-/// What is wrong with a provider that comes after these, in upstream's words.
+/// Validates a provider against those before it. Returns upstream's message for the first error.
 fn validate_provider(provider: &Value, before: &[Value]) -> Option<String> {
     let (name, version) = (text(provider, "name"), text(provider, "apiVersion"));
     let attributes = &provider["tokenAttributes"];
@@ -136,7 +139,7 @@ fn validate_provider(provider: &Value, before: &[Value]) -> Option<String> {
         ),
         (
             duration(&provider["defaultCacheDuration"]).is_some(),
-            "providers.defaultCacheDuration: Required value: a time such as 10m0s".to_owned(),
+            "providers.defaultCacheDuration: Required value: must be a duration such as 10m0s".to_owned(),
         ),
         (
             !needs_token || !text(attributes, "serviceAccountTokenAudience").is_empty(),
@@ -167,12 +170,13 @@ fn validate_provider(provider: &Value, before: &[Value]) -> Option<String> {
     rules.into_iter().find(|(holds, _)| !holds).map(|(_, message)| message)
 }
 
-/// The providers of a node, and what they have said.
+/// The credential providers of a node with their caches.
 pub struct Providers {
     config: Config,
-    /// By provider.
+    /// One cache per provider.
     caches: Vec<Mutex<CredentialCache>>,
-    /// Held while one is asked for an image: the answer may be the one that others wait for.
+    /// Locked by provider and image while a plugin runs. Concurrent pulls then find its response in
+    /// the cache.
     locks: KeyedMutex,
 }
 
@@ -182,7 +186,7 @@ impl Providers {
         Providers { config, caches, locks: KeyedMutex::default() }
     }
 
-    /// What to show to the image's registry, by all providers that are for it.
+    /// The credentials for an image from all providers that match it.
     pub async fn keys(&self, ctx: &Ctx, pod: &Pod, image: &str) -> Vec<RegistryCredential> {
         let repository = pull_secrets::repository(image);
         let mut all = Vec::new();
@@ -213,13 +217,13 @@ impl Providers {
             };
             if let Err(error) = found.await {
                 let name = text(provider, "name");
-                tracing::warn!(error, provider = name, image, pod = %pod.key(), "no credentials for an image");
+                tracing::warn!(error, provider = name, image, pod = %pod.key(), "failed to get credentials from the credential provider");
             }
         }
         pull_secrets::matching_credentials(all, image)
     }
 
-    /// The credentials by registry, as said before or now.
+    /// The credentials by registry, from the cache or from the plugin.
     async fn fetch_credentials(
         &self,
         provider: &Value,
@@ -273,7 +277,7 @@ impl Providers {
         Ok(entries.clone())
     }
 
-    /// Has the program answer.
+    /// Runs the plugin and checks its response.
     async fn exec_plugin(
         &self,
         provider: &Value,
@@ -296,6 +300,7 @@ impl Providers {
                 .flatten()
                 .map(|one| (text(one, "name"), text(one, "value"))),
         );
+        // A timeout drops the child, which kills it.
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let failed = |why: String| {
             format!("error execing credential provider plugin {name} for image {repository}: {why}")
@@ -303,7 +308,7 @@ impl Providers {
         let run = async {
             let mut child = command.spawn()?;
             if let Some(mut input) = child.stdin.take() {
-                // Whoever needs to know nothing need not listen.
+                // A plugin that does not read its input is not an error.
                 let _ = input.write_all(request.to_string().as_bytes()).await;
             }
             child.wait_with_output().await
@@ -328,18 +333,18 @@ impl Providers {
     }
 }
 
-/// For whom a provider is asked.
+/// The identity that a plugin gets credentials for.
 #[derive(Default)]
 struct PullIdentity {
-    /// The pod's service account, where it is told of it.
+    /// The pod's service account, if the plugin receives its token.
     account: Option<PullSecret>,
     token: String,
     annotations: Map<String, Value>,
-    /// Answers are good for others that have the same.
+    /// The part of the cache key that separates identities.
     cache_key: Value,
 }
 
-/// What a provider is told of the pod; `None` where it is not to be asked at all.
+/// The identity to pass to a provider. `None` if the provider does not apply to this pod.
 async fn pull_identity(ctx: &Ctx, pod: &Pod, attributes: &Value) -> Result<Option<PullIdentity>, String> {
     let name = pod.spec.as_ref().and_then(|spec| spec.service_account_name.as_deref()).unwrap_or_default();
     if !attributes.is_object() || (name.is_empty() && attributes["requireServiceAccount"] == false) {
@@ -357,7 +362,8 @@ async fn pull_identity(ctx: &Ctx, pod: &Pod, attributes: &Value) -> Result<Optio
         for key in strings(attributes, field) {
             match account.annotation(key) {
                 Some(value) => drop(annotations.insert(key.to_owned(), json!(value))),
-                // By that an account says that it does not want to be used here.
+                // Upstream: a service account without a required annotation has opted out of this
+                // provider.
                 None if is_needed => return Ok(None),
                 None => {}
             }

@@ -1,7 +1,10 @@
-//! Volumes of storage drivers (CSI): which drivers this node has ([`registry`]), and their volumes on it ([`volume`]).
+//! CSI volumes: the drivers of this node ([`registry`]) and the volumes they mount on it
+//! ([`volume`]).
 //!
-//! What is here of a volume is written beside it (`vol_data.json`, as upstream does), so that it is taken away again
-//! whoever was restarted in between.
+//! The metadata of each volume is in a `vol_data.json` beside it, as upstream writes it. A
+//! restarted kubelet can therefore tear down volumes that an earlier process set up.
+//!
+//! Upstream: `pkg/volume/csi`.
 
 mod driver;
 mod messages;
@@ -21,22 +24,24 @@ use crate::keyed_mutex::KeyedMutex;
 use driver::Driver;
 pub use messages::{BYTES, INODES, VolumeUsage};
 
-/// The drivers of this node, and what is known of their volumes here.
+/// The registered drivers and the state of their volumes on this node.
 #[derive(Default)]
 pub struct Drivers {
     drivers: Mutex<BTreeMap<String, Driver>>,
-    /// Held while something is done to a volume, by its driver and handle: drivers expect one call at a time.
+    /// Locked by unique volume name during an operation. Drivers expect one call per volume at a
+    /// time.
     pub volume_locks: KeyedMutex,
-    /// The volumes that are published, by pod and name, and when that is to be done again, if it is.
+    /// The published volumes by pod UID and volume name, with the time of the next republish if the
+    /// driver requires one.
     republish_times: Mutex<HashMap<(String, String), Option<jiff::Timestamp>>>,
-    /// Those that must not be detached, as statuses of nodes name them.
+    /// `volumesInUse` of the node status: the volumes that must not be detached.
     in_use: Mutex<BTreeSet<String>>,
-    /// Told when that has changed.
+    /// Notified when `in_use` has changed.
     pub in_use_changed: Notify,
 }
 
 impl Drivers {
-    /// As they are after a restart: what was in use still is.
+    /// Restores the volumes in use after a restart.
     pub fn open(root: &std::path::Path) -> Drivers {
         let drivers = Drivers::default();
         let staged = record::staged_volumes(root).into_iter().map(|record| record.unique_name());
@@ -65,18 +70,18 @@ impl Drivers {
         found.ok_or_else(|| format!("driver name {name} not found in the list of registered CSI drivers"))
     }
 
-    /// When the first of a pod's volumes is to be published again.
+    /// The earliest republish time of a pod's volumes.
     pub fn republish_at(&self, pod: &str) -> Option<jiff::Timestamp> {
         let republish_times = self.republish_times.lock();
         republish_times.iter().filter(|((uid, _), _)| uid == pod).filter_map(|(_, again)| *again).min()
     }
 
-    /// The volumes that must not be detached.
+    /// The unique names of the volumes that must not be detached.
     pub fn in_use(&self) -> Vec<String> {
         self.in_use.lock().iter().cloned().collect()
     }
 
-    /// Says that a volume must not be detached, or may be.
+    /// Adds or removes a volume that must not be detached.
     pub fn set_in_use(&self, name: &str, is_used: bool) {
         let mut in_use = self.in_use.lock();
         let changed = if is_used { in_use.insert(name.to_owned()) } else { in_use.remove(name) };

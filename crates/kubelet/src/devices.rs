@@ -1,7 +1,9 @@
-//! Devices that plugins lend to containers (upstream's device plugins).
+//! Device manager: allocates devices of device plugins to containers. Upstream:
+//! `pkg/kubelet/cm/devicemanager`.
 //!
-//! A plugin introduces itself at a socket of ours, and then tells over its own which devices there are. What a pod has been
-//! lent is written in the pod's directory and goes with it; after a restart nobody has to be asked for it again.
+//! A plugin registers at the kubelet's socket and then streams its devices over its own
+//! (`ListAndWatch`). The allocations of a pod are stored in the pod's directory and deleted with
+//! it. After a restart they remain valid without calling the plugin.
 
 mod messages;
 #[cfg(test)]
@@ -29,22 +31,23 @@ use messages::*;
 const API_VERSION: &str = "v1beta1";
 const KUBELET_SOCKET: &str = "kubelet.sock";
 const CHECKPOINT_FILE: &str = "devices.json";
-/// For a plugin that may have to wait for its hardware.
+/// Plugins may have to wait for their hardware.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
-/// A plugin that has gone may be about to come back.
+/// A stopped plugin may register again within this time. Until then its devices count as unhealthy.
+/// Upstream's `endpointStopGracePeriod`.
 const ENDPOINT_STOP_GRACE_PERIOD: Duration = Duration::from_secs(300);
 
-/// The plugins of this node and their devices.
+/// The device plugins of this node and their devices.
 pub struct Devices {
-    /// Where sockets are.
+    /// The directory of the plugin sockets.
     dir: PathBuf,
-    /// Where pods' directories are.
+    /// The directory of the pod directories.
     pods: PathBuf,
-    /// By the name of the resource.
+    /// By resource name.
     plugins: Mutex<BTreeMap<String, Plugin>>,
-    /// Held while devices are lent, so that none is lent twice.
+    /// Held during an allocation, so that no device is allocated twice.
     allocation_lock: tokio::sync::Mutex<()>,
-    /// Told when there are more or fewer devices.
+    /// Notified when devices are added, removed or change health.
     pub devices_changed: Notify,
 }
 
@@ -52,13 +55,13 @@ pub struct Devices {
 struct Plugin {
     socket: GrpcClient,
     options: DevicePluginOptions,
-    /// Whether they are healthy.
+    /// Device IDs and whether they are healthy.
     devices: BTreeMap<String, bool>,
-    /// Counts how often this resource had a plugin.
+    /// Counts the registrations for this resource. Updates from an older registration are ignored.
     generation: u64,
 }
 
-/// What one container wants of one resource.
+/// The number of devices of one resource that a container requests.
 struct DeviceRequest {
     container: String,
     resource: String,
@@ -76,11 +79,11 @@ impl Devices {
         })
     }
 
-    /// Listens to plugins for as long as it is polled.
+    /// Serves the registration socket.
     pub async fn run(self: &Arc<Self>) {
         let begin = || {
             std::fs::create_dir_all(&self.dir)?;
-            // By this plugins notice that they are to introduce themselves again.
+            // Plugins watch their sockets: a removed one makes them register again.
             for entry in std::fs::read_dir(&self.dir)?.flatten() {
                 if entry.file_type().is_ok_and(|kind| kind.is_socket()) {
                     let _ = std::fs::remove_file(entry.path());
@@ -91,7 +94,7 @@ impl Devices {
         let listener = match begin() {
             Ok(listener) => listener,
             Err(error) => {
-                tracing::warn!(%error, dir = %self.dir.display(), "no device plugins can be heard");
+                tracing::warn!(%error, dir = %self.dir.display(), "cannot listen for device plugins");
                 return std::future::pending().await;
             }
         };
@@ -118,7 +121,7 @@ impl Devices {
             return Err(format!("the ResourceName {resource:?} is invalid"));
         }
         if endpoint.is_empty() || endpoint.contains('/') {
-            return Err(format!("the endpoint {endpoint:?} is no name of a socket"));
+            return Err(format!("invalid endpoint {endpoint:?}: must be the file name of a socket"));
         }
         let socket = GrpcClient::new(&self.dir.join(endpoint).display().to_string());
         let options = options.unwrap_or_default();
@@ -126,17 +129,19 @@ impl Devices {
             let mut plugins = self.plugins.lock();
             let before = plugins.remove(&resource);
             let generation = before.as_ref().map_or(0, |before| before.generation) + 1;
+            // Keep the devices until the new plugin has sent its list, so that the node's capacity
+            // does not flap.
             let devices = before.map(|before| before.devices).unwrap_or_default();
             let plugin = Plugin { socket: socket.clone(), options, devices, generation };
             plugins.insert(resource.clone(), plugin);
             generation
         };
-        tracing::info!(resource, "a device plugin is there");
+        tracing::info!(resource, "device plugin registered");
         tokio::spawn(self.clone().list_and_watch(resource, socket, generation));
         Ok(())
     }
 
-    /// Hears what a plugin tells of its devices until it goes.
+    /// Receives the plugin's device lists until its stream ends.
     async fn list_and_watch(self: Arc<Self>, resource: String, socket: GrpcClient, generation: u64) {
         let on_response = |bytes: bytes::Bytes| {
             let Ok(response) = ListAndWatchResponse::decode(bytes) else { return };
@@ -145,7 +150,7 @@ impl Devices {
             self.update_plugin(&resource, generation, |plugin| plugin.devices = devices);
         };
         let ended = socket.listen("/v1beta1.DevicePlugin/ListAndWatch", &Empty {}, on_response).await;
-        tracing::info!(resource, ?ended, "a device plugin is gone");
+        tracing::info!(resource, ?ended, "device plugin stopped");
         self.update_plugin(&resource, generation, |plugin| {
             plugin.devices.values_mut().for_each(|healthy| *healthy = false)
         });
@@ -153,7 +158,7 @@ impl Devices {
         self.update_plugin(&resource, generation, |plugin| plugin.devices.clear());
     }
 
-    /// Only the newest plugin of a resource has a say.
+    /// Updates a plugin unless a newer registration for the resource has replaced it.
     fn update_plugin(&self, resource: &str, generation: u64, change: impl FnOnce(&mut Plugin)) {
         let mut plugins = self.plugins.lock();
         if let Some(plugin) = plugins.get_mut(resource).filter(|plugin| plugin.generation == generation) {
@@ -162,7 +167,7 @@ impl Devices {
         }
     }
 
-    /// How many devices there are of each resource, and how many of these are healthy.
+    /// The total and the healthy number of devices by resource.
     pub fn device_counts(&self) -> BTreeMap<String, (usize, usize)> {
         let plugins = self.plugins.lock();
         let count = |plugin: &Plugin| {
@@ -171,8 +176,8 @@ impl Devices {
         plugins.iter().map(|(resource, plugin)| (resource.clone(), count(plugin))).collect()
     }
 
-    /// Lends a pod what its containers want, unless it has it already. `is_over` says of which pods nobody needs anything
-    /// any more, by their uid.
+    /// Allocates the devices that the pod's containers request and do not have yet. `is_over` says
+    /// by UID whether a pod has terminated, so that its devices are free.
     pub async fn allocate(&self, pod: &Pod, is_over: impl Fn(&str) -> bool) -> Result<(), String> {
         let device_requests = self.device_requests(pod);
         if device_requests.is_empty() {
@@ -181,6 +186,7 @@ impl Devices {
         let _guard = self.allocation_lock.lock().await;
         let mut allocated = DeviceAllocations::read(&self.pods, pod.uid());
         for device_request in &device_requests {
+            // Allocated before, possibly by an earlier process. The container keeps these devices.
             if allocated.of(&device_request.container, &device_request.resource).is_some() {
                 continue;
             }
@@ -191,7 +197,7 @@ impl Devices {
                     DeviceAllocations::read(&self.pods, &uid).ids(&device_request.resource, |_| true),
                 );
             }
-            // Those that are over before others begin hand theirs on.
+            // Init containers end before the other containers start. Their devices are reused.
             let is_init = |container: &str| is_init_container(pod, container);
             in_use.extend(allocated.ids(&device_request.resource, |container| !is_init(container)));
             let reusable = allocated.ids(&device_request.resource, is_init);
@@ -216,7 +222,7 @@ impl Devices {
         Ok(())
     }
 
-    /// What containers want of resources that plugins have.
+    /// The requests of all containers for resources of device plugins.
     fn device_requests(&self, pod: &Pod) -> Vec<DeviceRequest> {
         let plugins = self.plugins.lock();
         let of = |container: &Container| {
@@ -235,7 +241,8 @@ impl Devices {
         containers.flat_map(of).collect()
     }
 
-    /// Gives a container that is about to start what it was lent.
+    /// Adds a container's devices to its CRI configuration, and calls `PreStartContainer` if the
+    /// plugin requires it.
     pub async fn configure_container(
         &self,
         pod: &str,
@@ -252,7 +259,7 @@ impl Devices {
                     format!("device plugin PreStartContainer rpc failed with err: {refusal}")
                 })?;
             }
-            // What the pod says itself wins.
+            // Entries of the plugin come first, so that those of the pod override them.
             let envs = allocated.envs.into_iter().map(|(key, value)| KeyValue { key, value });
             config.envs.splice(..0, envs);
             let mounts = allocated.mounts.into_iter().map(|mount| Mount {
@@ -270,14 +277,14 @@ impl Devices {
     }
 }
 
-/// Whether a container has ended before those of the pod that stay begin.
+/// Whether this is an init container that ends before the regular containers start.
 fn is_init_container(pod: &Pod, container: &str) -> bool {
     let first = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_deref()).unwrap_or_default();
     let found = first.iter().find(|first| first.name == container);
     found.is_some_and(|first| first.restart_policy.as_deref() != Some("Always"))
 }
 
-/// The devices that nobody has, if they are enough.
+/// The healthy devices that are not allocated. Fails if they are not enough.
 fn available_devices(
     devices: &BTreeMap<String, bool>,
     in_use: &BTreeSet<String>,
@@ -299,12 +306,12 @@ fn available_devices(
     }
 }
 
-/// Those that were the pod's before come first.
+/// Selects devices, preferring those to reuse from init containers.
 fn select_devices(free: &BTreeSet<String>, reusable: &BTreeSet<String>, count: usize) -> Vec<String> {
     free.intersection(reusable).chain(free.difference(reusable)).take(count).cloned().collect()
 }
 
-/// What the plugin itself would take, where it has an opinion that makes sense.
+/// The plugin's preferred devices. `None` if it has no preference or its response is invalid.
 async fn preferred_allocation(
     plugin: &Plugin,
     free: &BTreeSet<String>,
@@ -327,7 +334,7 @@ async fn preferred_allocation(
     (ids.len() == count && ids.is_subset(free)).then(|| ids.into_iter().collect())
 }
 
-/// What a pod has been lent: by container and resource the devices, and what the plugin said about them.
+/// The allocations of a pod: device IDs and the plugin's response by container and resource.
 struct DeviceAllocations(Value);
 
 impl DeviceAllocations {
@@ -359,7 +366,7 @@ impl DeviceAllocations {
         containers.flat_map(|(_, allocated)| strings(&allocated[resource]["ids"])).collect()
     }
 
-    /// What a container has, resource by resource.
+    /// The allocations of a container by resource.
     fn all(&self, container: &str) -> Vec<(String, Vec<String>, ContainerAllocateResponse)> {
         let none = Map::new();
         let allocated = self.0.get(container).and_then(Value::as_object).unwrap_or(&none);

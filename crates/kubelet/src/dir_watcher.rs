@@ -1,4 +1,4 @@
-//! Changes in a directory, as the kernel tells them.
+//! Directory notifications through inotify.
 
 use std::io;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use rustix::fs::inotify;
 use tokio::io::unix::AsyncFd;
 
-/// Tells when something in a directory is written to, made, moved or removed.
+/// Reports writes, creations, moves and removals in a directory.
 pub struct DirWatcher(AsyncFd<rustix::fd::OwnedFd>);
 
 impl DirWatcher {
@@ -23,7 +23,7 @@ impl DirWatcher {
         Ok(DirWatcher(inotify))
     }
 
-    /// Waits for the next change, or some at once.
+    /// Waits for the next batch of events.
     pub async fn next(&self) -> io::Result<()> {
         let mut buffer = [0u8; 4096];
         loop {

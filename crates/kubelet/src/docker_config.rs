@@ -1,4 +1,4 @@
-//! Credentials for registries that the node has for all pods, in a file as docker writes it.
+//! Registry credentials of the node for all pods, in a docker configuration file.
 
 use std::path::{Path, PathBuf};
 
@@ -6,8 +6,8 @@ use runtime::cri::AuthConfig;
 
 use crate::pull_secrets::{self, RegistryCredential};
 
-/// What to show to the image's registry, of the first such file that can be read. It is read anew for every image that may
-/// have to be pulled, so that a password can be changed while pods run.
+/// The credentials for an image, from the first readable file. The file is read for every image
+/// pull, so that a password can be changed without a restart.
 pub fn credentials_for_image(root: &Path, home: Option<&Path>, image: &str) -> Vec<RegistryCredential> {
     let all = entries(root, home).into_iter();
     let all = all.map(|(place, auth)| (place, RegistryCredential { auth, source: None })).collect();
@@ -18,23 +18,23 @@ fn entries(root: &Path, home: Option<&Path>) -> Vec<(String, AuthConfig)> {
     for (path, name) in files(root, home) {
         let found = match std::fs::read(&path) {
             Ok(text) => pull_secrets::parse_docker_config(name, &text)
-                .ok_or_else(|| "it is not as docker writes it".to_owned()),
+                .ok_or_else(|| "not a valid docker configuration file".to_owned()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
             Err(error) => Err(error.to_string()),
         };
         match found {
             Ok(found) => return found,
-            // Not what is in it, of which parts may be passwords.
+            // Not the content, which may include passwords.
             Err(error) => {
-                tracing::warn!(error, path = %path.display(), "credentials for registries are left out")
+                tracing::warn!(error, path = %path.display(), "ignoring registry credentials that cannot be read")
             }
         }
     }
     Vec::new()
 }
 
-/// The places upstream looks at, and which key of a Secret has the same form. Not where the process was started, which is
-/// anywhere.
+/// The files in upstream's order, each with the Secret key of the same format. Unlike upstream, the
+/// working directory of the process is not searched, since it is arbitrary.
 fn files(root: &Path, home: Option<&Path>) -> impl Iterator<Item = (PathBuf, &'static str)> {
     let top = Path::new("/");
     let docker_config = [root.join("config.json")].into_iter();
@@ -52,7 +52,8 @@ fn files(root: &Path, home: Option<&Path>) -> impl Iterator<Item = (PathBuf, &'s
 mod tests {
     use super::*;
 
-    /// Users whose passwords are shown for an image, by files in the node's directory and at home.
+    /// Compares the users whose credentials match an image. Files are in the root or the home
+    /// directory.
     #[track_caller]
     fn check(files: &[(&str, &str)], image: &str, expected: &[&str]) {
         let dir = tempfile::tempdir().unwrap();
@@ -64,7 +65,7 @@ mod tests {
             std::fs::write(dir.path().join(name), text).unwrap();
         }
         let found = credentials_for_image(&root, Some(&home), image);
-        assert!(found.iter().all(|one| one.source.is_none()), "what is the node's is for all pods");
+        assert!(found.iter().all(|one| one.source.is_none()), "node credentials apply to all pods");
         let users: Vec<_> = found.iter().map(|one| one.auth.username.as_str()).collect();
         assert_eq!(users, expected, "{files:?}");
     }
@@ -85,10 +86,10 @@ mod tests {
         check(&[("root/.dockercfg", old)], "r.example/a", &["old"]);
         check(&[("home/.dockercfg", old)], "other.example/a", &["other"]);
         check(&[own], "busybox", &[]);
-        // One that cannot be read is left out.
+        // An invalid file is skipped.
         check(&[("root/config.json", "{"), at_home], "r.example/a", &["two"]);
         check(&[("root/config.json", "[]"), at_home], "r.example/a", &["two"]);
-        // One that says nothing of registries is read all the same.
+        // A valid file without registries ends the search.
         check(&[("root/config.json", "{}"), at_home], "r.example/a", &[]);
     }
 }

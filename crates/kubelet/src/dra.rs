@@ -1,8 +1,11 @@
-//! Devices that were given to pods by claims (dynamic resource allocation): their drivers are asked to make them ready
-//! before a pod begins and to take them back when it has ended ([`Dra::prepare`], [`Dra::unprepare`]).
+//! Dynamic resource allocation (DRA): DRA drivers prepare the ResourceClaims of a pod before it
+//! starts and unprepare them after it has ended ([`Dra::prepare`], [`Dra::unprepare`]).
 //!
-//! Which claims are ready is written down before drivers are asked ([`record`]), so that they are taken back whoever was
-//! restarted in between. What a container gets are names that the runtime knows what to do with (CDI).
+//! Claims are written to a checkpoint ([`record`]) before the driver is called. A restarted kubelet
+//! can therefore unprepare claims that an earlier process prepared. Containers get their devices as
+//! CDI names, which the runtime resolves.
+//!
+//! Upstream: `pkg/kubelet/cm/dra`.
 
 mod claims;
 mod drivers;
@@ -30,32 +33,32 @@ pub use drivers::{Drivers, run};
 pub use plugin::Plugin;
 use record::{ClaimInfo, ClaimInfoCache};
 
-/// The reason of pods' events that tell of devices that are not ready.
+/// The event reason of pods whose claims are not prepared.
 pub const FAILED_PREPARE_REASON: &str = "FailedPrepareDynamicResources";
-/// How often claims of pods that nobody knows any more are tried to be given back.
+/// How often unpreparing the claims of deleted pods is retried.
 const UNPREPARE_RETRY: Duration = Duration::from_secs(60);
 
-/// The claims on this node and the drivers behind them.
+/// The prepared claims of this node and the DRA drivers.
 #[derive(Default)]
 pub struct Dra {
     pub drivers: Drivers,
     claim_cache: Mutex<ClaimInfoCache>,
-    /// Held while drivers are asked for a claim.
+    /// Locked by claim while drivers are called for it.
     claim_locks: KeyedMutex,
-    /// Told when a driver has come.
+    /// Notified when a driver has registered.
     pub driver_registered: Notify,
 }
 
-/// What each driver is to be asked for.
+/// The claims to pass to each driver.
 type ClaimsByDriver = BTreeMap<String, Vec<messages::Claim>>;
 
 impl Dra {
-    /// As it is after a restart.
+    /// Restores the state after a restart.
     pub fn open(root: &Path) -> Dra {
         Dra { claim_cache: Mutex::new(ClaimInfoCache::open(root)), ..Dra::default() }
     }
 
-    /// Has the pod's claims made ready.
+    /// Prepares the claims of a pod.
     pub async fn prepare(&self, ctx: &Ctx, pod: &Pod) -> Result<(), String> {
         let prepared = self.prepare_all(ctx, pod).await;
         prepared.map_err(|why| format!("prepare dynamic resources: {why}"))
@@ -68,8 +71,8 @@ impl Dra {
         }
         let lock_key = |named: &claims::PodClaim| claim_key(pod.namespace(), &named.name);
         let _guard = self.claim_locks.lock_all(&named.iter().map(lock_key).collect()).await;
-        // Nothing is written down before all is known to be well, or else the pod could not be deleted where drivers are
-        // missing that have never been here.
+        // Check everything before the checkpoint is written. Otherwise a pod whose driver was never
+        // installed on this node could not be deleted, because its claims could not be unprepared.
         let mut pod_claims = Vec::new();
         for one in &named {
             let key = Key::new(pod.namespace(), &one.name);
@@ -108,7 +111,8 @@ impl Dra {
         claim_cache.sync_to_checkpoint().map_err(|error| format!("checkpoint ResourceClaim state: {error}"))
     }
 
-    /// Writes down that a pod uses claims, and says which of them have to be made ready.
+    /// Records in the checkpoint that a pod uses claims. Returns the claims that are not prepared
+    /// yet, by driver.
     fn record_claims(&self, pod: &str, pod_claims: &[ClaimInfo]) -> Result<ClaimsByDriver, String> {
         let mut claims_by_driver = ClaimsByDriver::new();
         let mut claim_cache = self.claim_cache.lock();
@@ -123,7 +127,7 @@ impl Dra {
             known.pods.insert(pod.to_owned());
             for driver in known.drivers.keys().filter(|_| !known.is_ready) {
                 let batch = claims_by_driver.entry(driver.clone()).or_default();
-                // A pod may name a claim twice.
+                // A pod may refer to a claim twice.
                 if !batch.iter().any(|requested| requested.uid == known.uid) {
                     batch.push(known.message());
                 }
@@ -135,12 +139,12 @@ impl Dra {
         Ok(claims_by_driver)
     }
 
-    /// Whether a pod uses claims that have not been given back.
+    /// Whether a pod uses claims that are not unprepared yet.
     pub fn has_claims(&self, pod: &str) -> bool {
         self.claim_cache.lock().for_pod(pod).next().is_some()
     }
 
-    /// Gives back a pod's claims that nobody else uses.
+    /// Unprepares the claims that only this pod uses.
     pub async fn unprepare(&self, pod: &str) -> Result<(), String> {
         let unprepared = self.unprepare_all(pod).await;
         unprepared.map_err(|why| format!("unprepare dynamic resources: {why}"))
@@ -184,7 +188,7 @@ impl Dra {
         claim_cache.sync_to_checkpoint().map_err(|error| format!("checkpoint ResourceClaim state: {error}"))
     }
 
-    /// What a container gets of its pod's claims, each once.
+    /// The CDI devices of a container, without duplicates.
     pub fn devices(&self, pod: &Pod, container: &Container) -> Result<Vec<cri::CdiDevice>, String> {
         let claim_cache = self.claim_cache.lock();
         let mut devices: Vec<cri::CdiDevice> = Vec::new();
@@ -204,7 +208,7 @@ impl Dra {
         Ok(devices)
     }
 
-    /// Says of containers how their devices are.
+    /// Adds the health of devices to the container statuses.
     pub fn update_device_health(&self, pod: &Pod, containers: &mut [ContainerStatus], now: Timestamp) {
         let specs = pod.spec.iter().flat_map(|spec| &spec.containers);
         let with_claims = |spec: &&Container| {
@@ -220,7 +224,7 @@ impl Dra {
         }
     }
 
-    /// How many claims are ready, of each driver, and of all drivers under `<any>`.
+    /// The number of prepared claims by driver, and in total under `<any>`.
     pub fn in_use(&self) -> BTreeMap<String, usize> {
         let claim_cache = self.claim_cache.lock();
         let mut counts = BTreeMap::from([("<any>".to_owned(), 0)]);
@@ -231,7 +235,7 @@ impl Dra {
         counts
     }
 
-    /// Gives back claims of pods that went while nobody was here to see it.
+    /// Unprepares claims of pods that were deleted while the kubelet was not running.
     pub async fn unprepare_orphaned_claims(&self, ctx: &Ctx, node: &str) {
         ctx.caches.pods().wait_for_sync().await;
         loop {
@@ -242,7 +246,7 @@ impl Dra {
             }
             for uid in &orphaned {
                 if let Err(error) = self.unprepare(uid).await {
-                    tracing::info!(error, uid, "the claims of a pod that is gone are not given back yet");
+                    tracing::info!(error, uid, "failed to unprepare the claims of a deleted pod, will retry");
                 }
             }
             let _ = tokio::time::timeout(UNPREPARE_RETRY, self.driver_registered.notified()).await;
@@ -254,7 +258,7 @@ fn claim_key(namespace: &str, name: &str) -> String {
     format!("{namespace}/{name}")
 }
 
-/// The claim an answer is about, where that is a good one.
+/// The claim that a result is for. Fails if the result is an error.
 fn check_claim_result<'a>(
     call: &str,
     requested: &'a [messages::Claim],

@@ -1,5 +1,5 @@
-//! A container's environment: what the pod says, what it refers to, what Services there are. Pure; what is
-//! referred to comes from [`Sources`].
+//! Builds the environment of a container from the pod spec, the objects it refers to, and Services.
+//! Does no I/O: objects come from [`Sources`].
 
 mod file;
 
@@ -16,31 +16,32 @@ use schema::quantity::Quantity;
 
 use crate::volumes::sub_path;
 
-/// Where the values come from that the pod does not have itself.
+/// Access to objects that environment variables refer to.
 pub trait Sources {
     fn config_map(&self, namespace: &str, name: &str) -> Option<Arc<ConfigMap>>;
     fn secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>>;
-    /// The Services of the pod's namespace, and `kubernetes` of the default one.
+    /// The Services of a namespace, and `default/kubernetes`.
     fn services(&self, namespace: &str) -> Vec<Arc<Service>>;
-    /// What a container may use of the node where it says nothing itself, by resource.
+    /// The node's allocatable amount of a resource: the value of a limit that the container does
+    /// not set.
     fn allocatable(&self, resource: &str) -> Option<Quantity>;
 }
 
-/// Why there is no environment, in upstream's words.
+/// Why the environment cannot be built, in upstream's words.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[error("{0}")]
 pub struct EnvError(pub String);
 
-/// Where the pod's volumes of that name are on this host.
+/// Maps a volume name of the pod to its host path.
 pub type Volumes<'a> = dyn Fn(&str) -> Option<&'a Path> + 'a;
 
-/// What a pod knows of itself only once it is about to run.
+/// The addresses that are known only when the pod starts.
 pub struct Addresses<'a> {
     pub host_ips: &'a [String],
     pub pod_ips: &'a [String],
 }
 
-/// The variables of a container in their order; later ones win.
+/// The environment variables of a container in order. Later values replace earlier ones.
 pub fn environment(
     pod: &Pod,
     container: &Container,
@@ -101,7 +102,7 @@ pub fn environment(
             set_variable(&mut result, variable.name.clone(), value);
         }
     }
-    // What the pod says wins over what is made up for it.
+    // Variables of the pod override the generated Service variables.
     let own: Vec<String> = result.iter().map(|(name, _)| name.clone()).collect();
     let service_env = services.into_iter().filter(|(name, _)| !own.contains(name));
     Ok(result.into_iter().chain(service_env).collect())
@@ -155,7 +156,7 @@ fn value_from(
     Ok(None)
 }
 
-/// What a container before this one has left in a file.
+/// The value of a variable in a file that an earlier container has written to a volume.
 fn value_from_file(reference: &FileKeySelector, volumes: &Volumes<'_>) -> Result<Option<String>, EnvError> {
     let FileKeySelector { key, path, volume_name, optional } = reference;
     let volume_dir = volumes(volume_name).ok_or_else(|| {
@@ -165,7 +166,7 @@ fn value_from_file(reference: &FileKeySelector, volumes: &Volumes<'_>) -> Result
     let found = source_file
         .and_then(|source_file| file::find_variable(&mut std::io::BufReader::new(source_file), key));
     let found = found.map_err(|why| {
-        tracing::warn!(path, %why, "cannot read variables from a file");
+        tracing::warn!(path, %why, "failed to read variables from an environment file");
         EnvError("couldn't parse env file".to_owned())
     })?;
     match found.filter(|value| !value.is_empty()) {
@@ -177,7 +178,7 @@ fn value_from_file(reference: &FileKeySelector, volumes: &Volumes<'_>) -> Result
     }
 }
 
-/// A field of the pod by its path.
+/// The value of a pod field (downward API).
 pub fn field_value(
     pod: &Pod,
     field: &ObjectFieldSelector,
@@ -215,7 +216,7 @@ pub fn field_value(
     })
 }
 
-/// What a container may use or asks for, in units of the divisor, rounded up.
+/// The request or limit of a container in units of the divisor, rounded up.
 pub fn resource_value(
     pod: &Pod,
     container: &Container,
@@ -238,7 +239,7 @@ pub fn resource_value(
     };
     let specified =
         values.and_then(|values| values.get(resource)).and_then(|amount| Quantity::parse(&amount.0).ok());
-    // Without a limit a container may use what the node has; without a request it asks for nothing.
+    // A missing limit defaults to the node's allocatable amount, a missing request to zero.
     let amount = specified.or_else(|| (kind == "limits").then(|| sources.allocatable(resource)).flatten());
     let divisor = selector.divisor.as_ref().and_then(|divisor| Quantity::parse(&divisor.0).ok());
     let divisor = divisor.filter(|divisor| divisor.is_positive());
@@ -250,7 +251,8 @@ pub fn resource_value(
     Ok(((amount + divisor - 1) / divisor.max(1)).to_string())
 }
 
-/// `$(NAME)` becomes its value; `$$` is a dollar; what is not known stays as it is.
+/// Expands `$(NAME)`. `$$` becomes a dollar sign, and references to unknown variables stay
+/// unchanged.
 pub fn expand(text: &str, known: &dyn Fn(&str) -> Option<String>) -> String {
     let mut result = String::with_capacity(text.len());
     let mut rest = text;
@@ -273,7 +275,7 @@ pub fn expand(text: &str, known: &dyn Fn(&str) -> Option<String>) -> String {
     result + rest
 }
 
-/// The variables by which a pod finds a Service, docker links of old included.
+/// The environment variables for a Service, including docker links.
 fn service_variables(service: &Service) -> Vec<(String, String)> {
     let Some(spec) = &service.spec else { return Vec::new() };
     let ip = spec.cluster_ip.as_deref().unwrap_or_default();

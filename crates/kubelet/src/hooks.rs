@@ -1,5 +1,5 @@
-//! What is run or asked when a container begins and before it ends. It takes as long as it takes: whoever has less time
-//! than that stops waiting.
+//! Lifecycle hooks: `postStart` and `preStop` handlers. Hooks have no timeout of their own: callers
+//! with a deadline stop waiting. Upstream: `pkg/kubelet/lifecycle/handlers.go`.
 
 use std::time::Duration;
 
@@ -12,14 +12,15 @@ use crate::pod::format_pod;
 use crate::prober::{self, HttpGetRequest};
 use crate::{Node, worker};
 
-/// Runtimes want to know when a command has taken too long. No hook has: a year is for ever.
+/// CRI requires a timeout for exec. Hooks have none, so use a year.
 const HOOK_TIMEOUT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-/// How long a connection may take to come about.
+/// The timeout for opening a TCP connection.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often it is looked whether somebody still waits for a hook.
+/// How often a running hook checks whether the pod is terminating.
 const TERMINATION_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Runs a hook of a container; an error says what went wrong. It may tell secrets, so it is not for events.
+/// Runs a lifecycle hook of a container. The error may contain secrets, so it must not go into
+/// events.
 pub async fn run(
     node: &Node,
     pod: &Pod,
@@ -48,7 +49,7 @@ pub async fn run(
         tokio::time::sleep(Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0))).await;
         return Ok(());
     }
-    // Upstream has the field, and no way to run it.
+    // Upstream has the deprecated field but does not run it.
     if let Some(socket) = &hook.tcp_socket {
         let host = hook_host(node, pod, socket.host.as_ref()).await?;
         return prober::tcp(&host, resolve_port(container, &socket.port)?, DIAL_TIMEOUT).await;
@@ -56,7 +57,7 @@ pub async fn run(
     Err("Cannot run handler: invalid handler".to_owned())
 }
 
-/// Waits for the hook of a container that has begun, but not any longer once the pod is to end: `None` then.
+/// Runs a `postStart` hook until the pod terminates. Returns `None` if that came first.
 pub async fn run_until_terminating<T>(
     is_terminating: impl Fn() -> bool,
     hook: impl Future<Output = T>,
@@ -84,12 +85,12 @@ fn check_exit_code(command: &[String], output: &ExecSyncResponse) -> Result<(), 
     }
 }
 
-/// Who is asked: whom the hook names, or the pod.
+/// The host of an HTTP or TCP hook: the one in the hook, or the pod's address.
 async fn hook_host(node: &Node, pod: &Pod, named: Option<&String>) -> Result<String, String> {
     if let Some(named) = named.filter(|named| !named.is_empty()) {
         return Ok(named.clone());
     }
-    // What is said of the pod may be older than its network.
+    // The pod status may lag behind the sandbox.
     let seen = worker::observe(&*node.runtime, pod, &node.settings).await.unwrap_or_default();
     let found = pod_ip(pod, sandbox_ips(&seen), &node.settings.node_ips());
     found.ok_or_else(|| "failed to find networking container".to_owned())
@@ -113,19 +114,20 @@ async fn call_http_hook(
     Ok(())
 }
 
-/// The addresses of the pod's sandbox.
+/// The IP addresses of the pod's sandbox.
 pub fn sandbox_ips(seen: &ObservedPod) -> &[String] {
     seen.sandbox().map_or(&[], |sandbox| &sandbox.ips)
 }
 
-/// The address by which the pod is reached: the node's own or its sandbox's, or what was said before.
+/// The address of the pod: that of the node for host network, that of the sandbox, or else that of
+/// the status.
 pub fn pod_ip(pod: &Pod, sandbox: &[String], node: &[String]) -> Option<String> {
     let is_on_host = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
     let found = if is_on_host { node } else { sandbox };
     found.first().cloned().or_else(|| pod.status.as_ref()?.pod_ip.clone())
 }
 
-/// A port by its number or by its name in the container that it is a port of.
+/// Resolves a port number or a port name of this container.
 pub fn resolve_port(container: &Container, port: &IntOrString) -> Result<u16, String> {
     let number = match port {
         IntOrString::Int(number) => *number,
@@ -133,7 +135,7 @@ pub fn resolve_port(container: &Container, port: &IntOrString) -> Result<u16, St
             let mut ports = container.ports.iter().flatten();
             match ports.find(|port| port.name.as_ref() == Some(name)) {
                 Some(found) => found.container_port,
-                // A number may be written as a text.
+                // A number may be written as a string.
                 None => {
                     name.parse().map_err(|_| format!("strconv.Atoi: parsing {name:?}: invalid syntax"))?
                 }
@@ -144,7 +146,7 @@ pub fn resolve_port(container: &Container, port: &IntOrString) -> Result<u16, St
     valid.ok_or_else(|| format!("invalid port number: {number}"))
 }
 
-/// What a command said, for people.
+/// The combined output, truncated for messages.
 pub fn combined_output(stdout: &[u8], stderr: &[u8]) -> String {
     let both = [stdout, stderr].concat();
     String::from_utf8_lossy(&both[..both.len().min(prober::MAX_RESPONSE_BYTES)]).into_owned()
@@ -169,7 +171,7 @@ mod tests {
         check(IntOrString::Int(80), Ok(80));
         check(named("web"), Ok(8080));
         check(named("81"), Ok(81));
-        // Another container of the pod may have it.
+        // Only ports of the same container count.
         check(named("metrics"), Err("strconv.Atoi: parsing \"metrics\": invalid syntax"));
         for number in [-1, 0, 65536] {
             let expected = format!("invalid port number: {number}");

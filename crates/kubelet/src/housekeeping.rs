@@ -1,5 +1,6 @@
-//! The node's pulse. Its lease has to be renewed every ten seconds in any case; whatever else has to look at something
-//! from time to time does so at the same moment, so that an idle node wakes up once and not once for each of them.
+//! The housekeeping tick of a node. Its lease has to be renewed every ten seconds in any case. All
+//! other periodic tasks run on the same tick, so that an idle node wakes up once and not once for
+//! each of them.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use tokio::time::Instant;
 
 const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Beats every ten seconds since it began, for everybody at once.
+/// Ticks every ten seconds from its creation, for all waiters at once.
 pub struct HousekeepingTicker(Instant);
 
 impl HousekeepingTicker {
@@ -15,7 +16,7 @@ impl HousekeepingTicker {
         HousekeepingTicker(Instant::now())
     }
 
-    /// Waits for the next beat. Whoever takes longer than that misses some.
+    /// Waits for the next tick. A task that takes longer than the interval misses ticks.
     pub async fn tick(&self) {
         let ticks = self.0.elapsed().as_secs() / HOUSEKEEPING_INTERVAL.as_secs() + 1;
         let next = HOUSEKEEPING_INTERVAL.saturating_mul(u32::try_from(ticks).unwrap_or(u32::MAX));

@@ -1,4 +1,5 @@
-//! Huge pages: which sizes this node has, how many of them a container may use, and volumes made of them.
+//! Huge pages: the page sizes of this node, container limits, and emptyDir volumes backed by huge
+//! pages.
 
 use std::path::Path;
 
@@ -8,19 +9,18 @@ use schema::quantity::Quantity;
 
 const RESOURCE_PREFIX: &str = "hugepages-";
 const POOLS_DIR: &str = "/sys/kernel/mm/hugepages";
-/// A medium without a size; others are called so and `-` and a size.
+/// The medium without a page size. With a size it is `HugePages-<size>`.
 const MEDIUM_WITHOUT_SIZE: &str = "HugePages";
 
-/// Pages of one size.
+/// The huge pages of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HugePagePool {
-    /// Bytes of one.
+    /// The page size in bytes.
     size: u64,
-    /// How many there are.
     count: u64,
 }
 
-/// The sizes of this node, smallest first.
+/// The huge page sizes of this node, smallest first.
 pub fn pools() -> Vec<HugePagePool> {
     pools_in(Path::new(POOLS_DIR))
 }
@@ -39,27 +39,27 @@ fn pools_in(dir: &Path) -> Vec<HugePagePool> {
 }
 
 impl HugePagePool {
-    /// As a resource of a node, and how much of it there is.
+    /// The node resource name and capacity.
     pub fn resource(self) -> (String, String) {
         let bytes = self.size.saturating_mul(self.count);
         let amount = if bytes == 0 { "0".to_owned() } else { format!("{}i", format_size(bytes)) };
         (format!("{RESOURCE_PREFIX}{}i", format_size(self.size)), amount)
     }
 
-    /// What the kernel calls the size, as in `2MB`.
+    /// The page size in the name of the cgroup file, such as `2MB`.
     pub fn cgroup_page_size(self) -> String {
         format!("{}B", format_size(self.size))
     }
 }
 
-/// As in `2M`: the largest unit that leaves a whole number.
+/// Formats a size such as `2M`, with the largest unit that divides it.
 fn format_size(size: u64) -> String {
     let unit = [(1 << 30, "G"), (1 << 20, "M")].into_iter().find(|(unit, _)| size.is_multiple_of(*unit));
     let (unit, letter) = unit.unwrap_or((1 << 10, "K"));
     format!("{}{letter}", size / unit)
 }
 
-/// How much of each size a container may use: what it says, or what its pod says, or nothing.
+/// The limit per page size: that of the container, else that of the pod, else zero.
 pub fn limits(pod: &Pod, container: &Container) -> Vec<HugepageLimit> {
     limits_of(&pools(), pod, container)
 }
@@ -84,12 +84,12 @@ fn size_of(name: &str, prefix: &str) -> Option<u64> {
     u64::try_from(size.value()).ok()
 }
 
-/// Whether a volume is made of huge pages.
+/// Whether an emptyDir medium is huge pages.
 pub fn is_medium(medium: &str) -> bool {
     medium == MEDIUM_WITHOUT_SIZE || medium.starts_with("HugePages-")
 }
 
-/// The size of a volume's pages, which is one that the pod asks for.
+/// The page size of an emptyDir volume, which the pod must request.
 pub fn page_size(medium: &str, pod: &Pod) -> Result<u64, String> {
     let spec = pod.spec.as_ref();
     let of_pod = spec.and_then(|spec| spec.resources.as_ref()).and_then(|own| own.requests.as_ref());

@@ -1,9 +1,11 @@
-//! Who may use an image that is there already: pods that could have pulled it. Otherwise whoever is on a node could run
-//! what others have pulled with their secrets.
+//! Access to images that are present on the node: a pod may use an image only if it could have
+//! pulled it. Otherwise all pods on a node could run what others have pulled with their secrets.
+//! Counterpart of upstream's image pull manager.
 //!
-//! What was pulled with which secrets is written down in upstream's files and form; of what a secret holds only a
-//! digest. An image that nobody here pulled was put there by the administrator, for all, unless the [`Policy`] says
-//! otherwise. [`decide`] is pure.
+//! The credentials that pulled an image are recorded in upstream's files and format. Of a secret
+//! they contain only a hash. An image that this node has not pulled was preloaded by the
+//! administrator and is available to all, unless the [`VerificationPolicy`] says otherwise.
+//! [`evaluate_access`] is pure.
 
 mod policy;
 
@@ -22,27 +24,28 @@ pub use policy::{CredentialVerification, VerificationPolicy};
 use crate::image_reference;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
-/// No more secrets than this are added to a record by those who only had a look.
+/// The maximum number of secrets in a record, beyond which pods that use a present image add no
+/// more.
 const MAX_RECORDED_SECRETS: usize = 100;
 
-/// A secret that pulls images, and a digest of what it holds; or a service account that does, which has none.
+/// A Secret with registry credentials and their hash, or a service account, which has no hash.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PullSecret {
     pub namespace: String,
     pub name: String,
     pub uid: String,
-    /// Of what is shown to the registry.
+    /// The hash of the credentials.
     pub hash: String,
 }
 
 impl PullSecret {
-    /// A service account, by which a program on the node got its credentials.
+    /// A service account for which a credential provider returned the credentials.
     pub fn account(namespace: &str, name: &str, uid: &str) -> PullSecret {
         let [namespace, name, uid] = [namespace, name, uid].map(str::to_owned);
         PullSecret { namespace, name, uid, hash: String::new() }
     }
 
-    /// Where records have its like.
+    /// The list of a record's credential mapping that it belongs to.
     fn mapping_key(&self) -> &'static str {
         if self.hash.is_empty() { "kubernetesServiceAccounts" } else { "kubernetesSecrets" }
     }
@@ -71,7 +74,7 @@ impl PullSecret {
     }
 }
 
-/// The digest by which what is shown to a registry is known again.
+/// The hash by which records identify credentials.
 pub fn credential_hash(auth: &AuthConfig) -> String {
     let AuthConfig { username, password, auth, server_address, identity_token, registry_token } = auth;
     sha256_hex(json!([username, password, auth, server_address, identity_token, registry_token]).to_string())
@@ -82,25 +85,26 @@ pub fn sha256_hex(text: impl AsRef<[u8]>) -> String {
     digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What is known of an image.
+/// What is recorded of an image.
 #[derive(Default)]
 struct PulledImage {
     record: Option<Value>,
-    /// It is being pulled, or was when we were stopped.
+    /// It is being pulled, or was when the kubelet stopped.
     is_pulling: bool,
 }
 
 #[derive(Debug, PartialEq)]
 enum PullDecision {
-    /// The pod may have it.
+    /// The pod may use the image.
     Allowed,
-    /// The same, by this secret, which the record does not have as it is now.
+    /// The pod may use the image because of this secret, which the record does not have in this
+    /// form.
     AllowedBy(PullSecret),
-    /// The registry has to be asked.
+    /// The registry has to verify the credentials.
     MustPull,
 }
 
-/// Whether a pod with these secrets may use an image that is there.
+/// Whether a pod with these secrets may use an image that is present.
 fn evaluate_access(
     policy: &VerificationPolicy,
     image: &str,
@@ -133,7 +137,8 @@ fn evaluate_access(
             match (is_same, known.is_same_object(secret)) {
                 (true, true) => return PullDecision::Allowed,
                 (true, false) if !has_capacity => return PullDecision::Allowed,
-                // Its words have changed, or another one has the same: who could pull then can now.
+                // The same credentials in another object, or other credentials in the same object:
+                // access is granted and recorded.
                 (true, false) | (false, true) if has_capacity => {
                     return PullDecision::AllowedBy(secret.clone());
                 }
@@ -144,7 +149,7 @@ fn evaluate_access(
     PullDecision::MustPull
 }
 
-/// One pull of an image less; whether it was the last.
+/// Releases one pull of an image. Returns whether it was the last one.
 fn release_pull(pulling: &mut HashMap<String, usize>, image: &str) -> bool {
     match pulling.get_mut(image) {
         Some(count) if *count > 1 => {
@@ -158,7 +163,8 @@ fn release_pull(pulling: &mut HashMap<String, usize>, image: &str) -> bool {
     }
 }
 
-/// Adds to a record that an image was pulled; by everybody without a secret. Whether that is news.
+/// Records a pull of an image; without a secret it is available to all pods. Returns whether the
+/// record has changed.
 fn record_secret(record: &mut Value, image: &str, secret: Option<&PullSecret>) -> bool {
     let by = &mut record["credentialMapping"][image_reference::without_tag(image)];
     if by["nodePodsAccessible"] == true {
@@ -180,10 +186,10 @@ fn record_secret(record: &mut Value, image: &str, secret: Option<&PullSecret>) -
     true
 }
 
-/// What this node has pulled, for whom.
+/// The pull records of this node.
 pub struct ImagePullRecords {
     dir: PathBuf,
-    /// How many are pulling each image just now. Held while files are looked at, too.
+    /// The number of pulls in progress by image. The lock also protects the files.
     pulling: Mutex<HashMap<String, usize>>,
 }
 
@@ -192,7 +198,7 @@ impl ImagePullRecords {
         ImagePullRecords { dir: root.join("image_manager"), pulling: Mutex::default() }
     }
 
-    /// Whether the pod with these secrets may have the image that is there under this id.
+    /// Whether a pod with these secrets may use the present image with this ID.
     pub fn is_access_allowed(
         &self,
         policy: &VerificationPolicy,
@@ -209,7 +215,7 @@ impl ImagePullRecords {
         let decision = match known() {
             Ok(known) => evaluate_access(policy, image, &known, secrets),
             Err(error) => {
-                tracing::warn!(%error, image, "cannot read who may use an image: its registry is asked");
+                tracing::warn!(%error, image, "cannot read the pull record of an image, pulling it again");
                 PullDecision::MustPull
             }
         };
@@ -223,7 +229,8 @@ impl ImagePullRecords {
         }
     }
 
-    /// Says that an image is about to be pulled, so that it is known to be ours even if we end meanwhile.
+    /// Records that a pull begins, so that the image counts as pulled by this node even if the
+    /// kubelet stops meanwhile.
     pub fn record_pull_intent(&self, image: &str) -> Result<(), String> {
         let mut pulling = self.pulling.lock();
         let intent = json!({"kind": "ImagePullIntent", "apiVersion": API_VERSION, "image": image});
@@ -232,7 +239,8 @@ impl ImagePullRecords {
         Ok(())
     }
 
-    /// Says that the image is there under an id, pulled with a secret or without; or that it is not.
+    /// Records the end of a pull: the image ID and the secret that was used, or `None` if it
+    /// failed.
     pub fn record_pull_result(
         &self,
         image: &str,
@@ -243,23 +251,25 @@ impl ImagePullRecords {
         if let Some((id, secret)) = pulled
             && !self.write_record(image, id, Some(secret), now)
         {
-            // It goes on to be known as one that is being pulled, so that nobody takes it for the administrator's.
+            // The intent stays, so that the image does not count as preloaded.
             return;
         }
         if release_pull(&mut pulling, image)
             && let Err(error) = remove(&self.pulling_file(image))
         {
-            tracing::warn!(%error, image, "cannot remove what was to be pulled");
+            tracing::warn!(%error, image, "cannot remove the pull intent of an image");
         }
     }
 
-    /// Says that nobody waits for an image any more. It may come all the same, and is ours then: that it was to be pulled
-    /// stays written down until somebody else has it, or there is another skiff.
+    /// Records that a pull was canceled. The runtime may complete it nevertheless, and the image
+    /// counts as pulled by this node then. So the intent stays until another pull has succeeded, or
+    /// until the next start.
     pub fn cancel_pull(&self, image: &str) {
         release_pull(&mut self.pulling.lock(), image);
     }
 
-    /// What was being pulled when we were stopped, and is there now, is ours although nobody knows by which secret.
+    /// Records images that are present and whose pull was interrupted by a restart. The secrets
+    /// that pulled them are unknown.
     pub async fn recover(&self, runtime: &dyn Runtime, now: Timestamp) {
         for (path, intent) in self.read_files("pulling") {
             let Some(image) = intent["image"].as_str() else { continue };
@@ -272,10 +282,10 @@ impl ImagePullRecords {
         }
     }
 
-    /// Forgets images that are gone: all but these, as they were at that time.
+    /// Removes the records of all images but these, which were present at the time `until`.
     pub fn prune(&self, ids: &[&str], until: Timestamp) {
         let _pulling = self.pulling.lock();
-        // Records say in which second they were written.
+        // Records have a resolution of one second.
         let until = Timestamp::from_second(until.as_second()).unwrap_or(until);
         for (path, record) in self.read_files("pulled") {
             let written = record["lastUpdatedTime"].as_str().and_then(|text| text.parse::<Timestamp>().ok());
@@ -287,7 +297,8 @@ impl ImagePullRecords {
         }
     }
 
-    /// Writes down that an image was pulled: by whom, where that is known. Whether that is written.
+    /// Writes the record of a pulled image; `by` is the secret, if that is known. Returns whether
+    /// the record is on disk.
     fn write_record(&self, image: &str, id: &str, by: Option<Option<&PullSecret>>, now: Timestamp) -> bool {
         let known = self.read_record(id).unwrap_or_default();
         let is_new = known.is_none();
@@ -301,7 +312,7 @@ impl ImagePullRecords {
         record["lastUpdatedTime"] = json!(format!("{now:.0}"));
         let written = self.write(&self.pulled_file(id), &record);
         written
-            .inspect_err(|error| tracing::warn!(%error, image, "cannot write who may use an image"))
+            .inspect_err(|error| tracing::warn!(%error, image, "cannot write the pull record of an image"))
             .is_ok()
     }
 
@@ -343,7 +354,7 @@ impl ImagePullRecords {
         use std::os::unix::fs::DirBuilderExt as _;
         let dir = path.parent().unwrap_or(&self.dir);
         let created = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
-        created.map_err(|error| format!("cannot make {}: {error}", dir.display()))?;
+        created.map_err(|error| format!("cannot create {}: {error}", dir.display()))?;
         let describe = |error: pki::Error| format!("{error}: {}", source_message(&error));
         pki::write_file(path, value.to_string().as_bytes(), 0o600).map_err(describe)
     }

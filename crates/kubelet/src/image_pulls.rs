@@ -1,7 +1,9 @@
-//! Pulls under way. One may take hours, and a pod has more to do meanwhile: to be told of, to be looked after, to go. So
-//! its worker begins a pull and does not wait for it; it is called again when the pull has ended, one way or the other.
+//! Image pulls in progress. A pull may take hours, and meanwhile the pod worker has to report the
+//! status, check the other containers and terminate the pod. So it starts a pull without waiting
+//! for it, and runs again when the pull has finished.
 //!
-//! Each pod pulls for itself, as itself: one that goes takes its pulls with it, and nobody else's.
+//! Each pod pulls on its own, with its own credentials. Its pulls are canceled with it, and no
+//! others.
 
 use std::collections::HashMap;
 
@@ -12,17 +14,17 @@ use tokio::task::AbortHandle;
 
 use crate::start_container::StartError;
 
-/// What came of a pull.
+/// The pulled image, or why the container cannot be started.
 pub type PullResult = Result<ImageSpec, StartError>;
 
-/// The pulls of all pods, by the pod's uid.
+/// The pulls of all pods by pod UID.
 pub struct ImagePulls {
     all: Mutex<HashMap<String, HashMap<PullKey, PullState>>>,
-    /// Whose turn it is.
+    /// Limits the number of parallel pulls.
     pub permits: Semaphore,
 }
 
-/// For which container of a pod, and which image.
+/// A container of a pod and its image.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PullKey {
     pub container: String,
@@ -30,18 +32,18 @@ pub struct PullKey {
 }
 
 enum PullState {
-    #[expect(dead_code, reason = "it is there to be dropped")]
+    #[expect(dead_code, reason = "dropping it aborts the task")]
     InProgress(PullTask),
     Finished(PullResult),
 }
 
-/// How far a pull has come.
+/// The state of a pull.
 pub enum PullProgress {
     InProgress,
     Finished(PullResult),
 }
 
-/// A task that ends with this.
+/// A task that is aborted when this is dropped.
 struct PullTask(AbortHandle);
 
 impl Drop for PullTask {
@@ -51,19 +53,20 @@ impl Drop for PullTask {
 }
 
 impl ImagePulls {
-    /// So many are made at once, or any number.
+    /// Allows this many parallel pulls, or any number.
     pub fn new(max_parallel: Option<usize>) -> ImagePulls {
         let permits = Semaphore::new(max_parallel.unwrap_or(Semaphore::MAX_PERMITS).max(1));
         ImagePulls { all: Mutex::default(), permits }
     }
 
-    /// A pull by a task that says [`Pulls::ended`] in the end. It is told of while it cannot end yet.
+    /// Starts a pull, whose task calls [`ImagePulls::finish`] at its end. The lock is held while it
+    /// is spawned, so that it cannot finish before it is known.
     pub fn start(&self, uid: &str, key: PullKey, spawn: impl FnOnce() -> AbortHandle) {
         let mut pulls = self.all.lock();
         pulls.entry(uid.to_owned()).or_default().insert(key, PullState::InProgress(PullTask(spawn())));
     }
 
-    /// How far a pull has come, if it was begun.
+    /// The state of a pull, if it was started.
     pub fn progress(&self, uid: &str, key: &PullKey) -> Option<PullProgress> {
         match self.all.lock().get(uid)?.get(key)? {
             PullState::InProgress(_) => Some(PullProgress::InProgress),
@@ -71,14 +74,14 @@ impl ImagePulls {
         }
     }
 
-    /// A pull is over. Nobody wants to know where it was given up meanwhile.
+    /// Records the result of a pull, unless the pull was canceled meanwhile.
     pub fn finish(&self, uid: &str, key: &PullKey, result: PullResult) {
         if let Some(pull) = self.all.lock().get_mut(uid).and_then(|pulls| pulls.get_mut(key)) {
             *pull = PullState::Finished(result);
         }
     }
 
-    /// The container has made use of what was pulled for it, or cannot.
+    /// Removes the pulls of a container, whose results have been used.
     pub fn consume(&self, uid: &str, container: &str) {
         let mut pulls = self.all.lock();
         if let Some(of_pod) = pulls.get_mut(uid) {
@@ -89,7 +92,7 @@ impl ImagePulls {
         }
     }
 
-    /// Gives up all pulls of a pod.
+    /// Cancels all pulls of a pod.
     pub fn cancel(&self, uid: &str) {
         self.all.lock().remove(uid);
     }
@@ -123,10 +126,10 @@ mod tests {
         pulls.cancel("u1");
         assert!(one.await.expect_err("given up").is_cancelled());
         pulls.finish("u1", &pull_key("a"), Ok(ImageSpec::default()));
-        assert_eq!(is_ended("u1"), None, "nobody is left to know of it");
+        assert_eq!(is_ended("u1"), None, "a canceled pull has no result");
         pulls.finish("u2", &pull_key("a"), Ok(ImageSpec::default()));
         pulls.consume("u2", "b");
-        assert_eq!(is_ended("u2"), Some(true), "what another uses is another's");
+        assert_eq!(is_ended("u2"), Some(true), "pulls of other containers remain");
         pulls.consume("u2", "a");
         assert!(pulls.all.lock().is_empty());
     }

@@ -1,8 +1,8 @@
-//! Names of images: whether one can be meant, and its tag where it says none.
+//! Image references: validation and the default tag.
 
 const INVALID: &str = "invalid reference format";
 
-/// The name with a tag or digest: without either it means its latest. An error says what is wrong with it.
+/// The reference with the tag `latest` if it has neither tag nor digest. Errors are upstream's.
 pub fn with_tag(name: &str) -> Result<String, String> {
     let invalid = || INVALID.to_owned();
     let (rest, digest) = match name.split_once('@') {
@@ -41,7 +41,7 @@ pub fn with_tag(name: &str) -> Result<String, String> {
     }
 }
 
-/// The name without its tag and digest.
+/// The reference without tag and digest.
 pub fn without_tag(name: &str) -> &str {
     let rest = name.split_once('@').map_or(name, |(rest, _)| rest);
     let last = rest.rfind('/').map_or(0, |at| at + 1);
@@ -73,7 +73,8 @@ fn is_domain(text: &str) -> bool {
     is_host && !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-/// Words of small letters and digits with single separators (or several dashes, or two underscores) between.
+/// Components of lowercase letters and digits with single separators (or several dashes, or two
+/// underscores) in between.
 fn is_path(text: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let component = |part: &str| {

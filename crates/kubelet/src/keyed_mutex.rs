@@ -1,4 +1,4 @@
-//! Turns at things of which only one may be done to at a time, such as a volume or a claim, each by its name.
+//! Serializes operations on named objects such as volumes and claims.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -6,22 +6,24 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 
-/// Who is at what.
+/// One mutex per name. Unused ones are removed.
 #[derive(Default)]
 pub struct KeyedMutex(Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>);
 
 impl KeyedMutex {
-    /// Waits until nobody else does anything to it.
+    /// Locks a name. Waits while it is locked.
     pub async fn lock(&self, name: &str) -> OwnedMutexGuard<()> {
         let lock = {
             let mut all = self.0.lock();
+            // A count of one means that only the map holds the mutex. No task can clone it while
+            // the map is locked.
             all.retain(|_, lock| Arc::strong_count(lock) > 1);
             all.entry(name.to_owned()).or_default().clone()
         };
         lock.lock_owned().await
     }
 
-    /// The same for several. All ask in the same order, so that nobody waits for somebody who waits for them.
+    /// Locks several names. The sorted order prevents deadlocks between callers.
     pub async fn lock_all(&self, names: &BTreeSet<String>) -> Vec<OwnedMutexGuard<()>> {
         let mut locks = Vec::with_capacity(names.len());
         for name in names {

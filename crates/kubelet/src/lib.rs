@@ -1,8 +1,9 @@
-//! The node: runs the pods it is given in real containers and says what becomes of them.
+//! The kubelet: runs the pods that are assigned to this node and reports their status.
 //!
-//! Every pod has a worker that looks at what the runtime has of it ([`observed`]), decides what it needs next
-//! ([`pod::plan`], pure), does it, and writes what there is to say ([`pod::status`], pure). Containers outlive
-//! this process; a new one finds them again by their labels. Read [`run`], then [`worker::reconcile`].
+//! Each pod has a worker that observes the state in the runtime ([`observed`]), plans the next
+//! actions ([`pod::plan`], no I/O), executes them, and computes the status ([`pod::status`], no
+//! I/O). Containers survive a restart of this process, which finds them by their labels. Start
+//! reading at [`run`], then [`worker::reconcile`].
 
 mod admission;
 mod allocation;
@@ -69,10 +70,10 @@ pub use credentials::Config as CredentialProviders;
 pub use image_pull_records::{CredentialVerification, VerificationPolicy as PullPolicy};
 pub use k8s_openapi::api::core::v1::Taint;
 pub use maintenance::KubeletConfig;
-pub use maintenance::images::ImageGcPolicy as ImagePolicy;
-pub use maintenance::pressure::{
+pub use maintenance::eviction::{
     EvictionThresholds, IGNORED_SIGNALS as OVERRIDDEN_SIGNALS, SIGNALS, ThresholdValue,
 };
+pub use maintenance::image_gc::ImageGcPolicy as ImagePolicy;
 pub use object_manager::ObjectManager;
 pub use pod_logs::PodLogs;
 pub use registration::NodeRegistration;
@@ -87,52 +88,53 @@ use observed::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
 use runtime_features::RuntimeCapabilities;
 use worker_state::PodWorkerState;
 
-/// The reason of pods that are put out.
+/// The reason in the status and events of evicted pods.
 const EVICTED_REASON: &str = "Evicted";
-/// Pods looked after at once. More than any node has: some take minutes to end or to get their images, and nobody else is
-/// to wait for that.
+/// The maximum number of concurrent pod workers. More than any node has pods: some workers take
+/// minutes to terminate a pod or pull an image, and must not block the others.
 const MAX_POD_WORKERS: usize = 1024;
-/// Between two tries to do something with the runtime.
+/// The delay between two attempts to reach the runtime.
 const RELIST_PERIOD: Duration = Duration::from_secs(1);
-/// Changes seldom come alone; this is how long one waits for the next.
+/// Changes come in bursts. This delay collects them.
 const EVENT_COALESCE_DELAY: Duration = Duration::from_millis(20);
 
-/// What a node needs to know.
+/// The configuration of a node.
 pub struct Config {
     pub settings: Settings,
     pub presentation: NodeRegistration,
-    /// `None`: nobody can ask this node for logs and the like.
+    /// `None`: the kubelet serves no API for logs, exec and the like.
     pub api: Option<KubeletServer>,
-    /// How Secrets and ConfigMaps come here where not all of them may be read.
+    /// Provides the Secrets and ConfigMaps that pods refer to, if the node may not list all of
+    /// them.
     pub object_manager: Option<Arc<ObjectManager>>,
-    /// By which the process that runs the node ends its pods when the machine goes down.
+    /// Through which the host process starts and awaits a graceful shutdown.
     pub host_shutdown: HostShutdown,
 }
 
-/// A node at work.
+/// A running kubelet.
 struct Node {
     ctx: Ctx,
     runtime: Arc<dyn Runtime>,
-    /// As in `containerd://id`.
+    /// The prefix of container IDs, as in `containerd://id`.
     runtime_name: String,
     /// As in `containerd://1.7`.
     runtime_version: String,
     runtime_capabilities: Mutex<RuntimeCapabilities>,
-    /// The runtime can give containers what is mounted here.
+    /// The runtime shares the mount namespace, so it can bind-mount what is mounted here.
     shares_mounts: bool,
     settings: Settings,
-    /// The numbers that pods with users of their own have.
+    /// The ID ranges of pods with user namespaces.
     users: user_namespaces::UserNamespaceManager,
     pulled: image_pull_records::ImagePullRecords,
     pulls: image_pulls::ImagePulls,
     credentials: credentials::Providers,
     presentation: NodeRegistration,
-    /// By the uid of the pod.
+    /// By pod UID.
     pod_states: Mutex<HashMap<String, PodWorkerState>>,
-    /// Held by whoever judges whether there is room for something, so that nothing is promised twice.
+    /// Held while a pod or a resize is admitted, so that no resource is allocated twice.
     admission_lock: Mutex<()>,
     queue: Enqueue,
-    /// What is known of the pace of things.
+    /// The previous CPU counters, from which usage rates are computed.
     counts: stats::CpuRates,
     volume_stats: stats::volumes::VolumeStatsCollector,
     reviews: reconcile::review::ReviewClient,
@@ -141,18 +143,19 @@ struct Node {
     csi: csi::Drivers,
     dra: dra::Dra,
     devices: Arc<devices::Devices>,
-    /// The machine is about to be switched off.
+    /// The machine is shutting down.
     is_shutting_down: watch::Sender<bool>,
     host_shutdown: HostShutdown,
-    /// Counts the times when a pod was told to end sooner.
+    /// Incremented whenever a pod gets an earlier termination deadline.
     termination_updates: watch::Sender<u64>,
-    /// Counts the times when the health of a container changed.
+    /// Incremented whenever the health of a container changes.
     health_changes: watch::Sender<u64>,
-    /// Counts the times when the runtime was seen to have changed.
+    /// Incremented whenever a change in the runtime is seen.
     runtime_changes: watch::Sender<u64>,
     object_manager: Option<Arc<ObjectManager>>,
     static_pods: static_pods::StaticPods,
-    /// What the API has is known. Until then there are only static pods, and nothing is known to be too much.
+    /// The caches have synced. Before that only static pods are known, and no pod counts as
+    /// orphaned.
     is_filled: watch::Sender<bool>,
 }
 
@@ -162,7 +165,7 @@ impl Node {
     }
 }
 
-/// Runs a node until the context's shutdown. Containers go on.
+/// Runs the kubelet until the context is shut down. Containers keep running.
 pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
     let ctx = Ctx { events: ctx.events.from("kubelet"), ..ctx };
     let mut shutdown = ctx.shutdown.clone();
@@ -213,7 +216,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
         is_filled: watch::Sender::new(false),
         ctx,
     });
-    // Before anybody misses them.
+    // Static pods must be known before orphans are removed.
     manifests::reload(&node);
     node.pulled.recover(&*node.runtime, node.ctx.clock.now()).await;
     network::restore_pod_cidr(&node).await;
@@ -227,7 +230,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
             enqueue(changed.latest().key());
         }
     });
-    // Pods that are over, and those deleted by force, go without asking the node.
+    // Finished and force-deleted pods disappear from the API without the kubelet's part in it.
     let weak = Arc::downgrade(&node);
     node.ctx.caches.pods().listen(move |changed| {
         let (Some(pod), Some(node)) = (changed.before, weak.upgrade()) else { return };
@@ -238,7 +241,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
             tokio::spawn(remove_unknown(node, pod.key(), pod.uid().to_owned()));
         }
     });
-    // What pods refer to is at hand when they need it.
+    // Start the watches for objects that pods refer to before the first pod needs them.
     let caches = &node.ctx.caches;
     let _ = (caches.services(), caches.config_maps(), caches.secrets(), caches.nodes());
     refresh_volumes(&node, &controller);
@@ -247,7 +250,7 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
     let reconcile_node = node.clone();
     let reconcile = move |key: Key| {
         let node = reconcile_node.clone();
-        // In a box, so that those who have nothing to do take no room.
+        // Boxed, so that idle workers stay small.
         async move { Box::pin(worker::reconcile(&node, &key)).await }
     };
     let ctx = node.ctx.clone();
@@ -271,7 +274,8 @@ pub async fn run(ctx: Ctx, runtime: Arc<dyn Runtime>, config: Config) {
     node.pulls.cancel_all();
 }
 
-/// Looks at the pods that the API has once everything is known that they may refer to.
+/// Enqueues all pods once the caches have synced. Before that, objects that pods refer to could be
+/// missing.
 async fn enqueue_when_synced(node: &Node) {
     node.ctx.caches.wait_for_sync().await;
     node.is_filled.send_replace(true);
@@ -279,7 +283,7 @@ async fn enqueue_when_synced(node: &Node) {
     std::future::pending().await
 }
 
-/// A change to what a pod's volumes are made from reaches the pod.
+/// Enqueues pods when a ConfigMap or Secret that they may refer to changes.
 fn refresh_volumes(node: &Arc<Node>, controller: &Controller) {
     let pods = node.ctx.caches.pods().clone();
     let own = node.settings.node_name.clone();
@@ -301,7 +305,7 @@ fn refresh_volumes(node: &Arc<Node>, controller: &Controller) {
         }
     };
     let again = changed.clone();
-    // New ones too: an optional one may have been missing when the pod began.
+    // New objects as well: an optional one may have been missing when the pod started.
     controller.on(node.ctx.caches.config_maps(), move |change, enqueue| {
         changed("configmaps", &change.latest().key(), enqueue);
     });
@@ -310,7 +314,7 @@ fn refresh_volumes(node: &Arc<Node>, controller: &Controller) {
     });
 }
 
-/// Looks for plugins. Pods may have been waiting for one.
+/// Runs the plugin watcher. A pod may wait for a plugin that has just registered.
 async fn run_plugin_watcher(node: &Node) {
     let on_plugin_change = || {
         node.dra.driver_registered.notify_one();
@@ -323,12 +327,11 @@ async fn run_plugin_watcher(node: &Node) {
     plugins::run(&node.ctx, &node.settings, hosts, on_plugin_change).await;
 }
 
-/// Pods may have been waiting for something that is there now.
 fn enqueue_all(node: &Node) {
     node.pods().iter().for_each(|pod| node.enqueue(pod.key()));
 }
 
-/// Pods wait for their volumes to be attached, which the node's own status tells.
+/// Enqueues pods when the node status shows other attached volumes.
 fn enqueue_when_attached(node: &Arc<Node>, controller: &Controller) {
     let pods = node.ctx.caches.pods().clone();
     let own = node.settings.node_name.clone();
@@ -342,7 +345,8 @@ fn enqueue_when_attached(node: &Arc<Node>, controller: &Controller) {
     });
 }
 
-/// Looks for changes in what the runtime has, and for pods that nobody knows any more.
+/// Enqueues pods whose containers have changed in the runtime, and removes those that do not exist
+/// in the API.
 async fn relist(node: &Arc<Node>) {
     let mut known: BTreeMap<String, i32> = BTreeMap::new();
     let mut changes = 0;
@@ -359,7 +363,7 @@ async fn relist(node: &Arc<Node>) {
             );
             for (id, state, labels) in listed {
                 let pod = pod_of(labels);
-                // Whose it is turns out later.
+                // Before the caches have synced, an unknown pod may still turn up.
                 let is_unknown =
                     || pod.as_ref().is_some_and(|(key, uid)| node.pod_with_uid(key, uid).is_none());
                 if !is_filled && is_unknown() {
@@ -396,7 +400,8 @@ async fn relist(node: &Arc<Node>) {
     }
 }
 
-/// A pod that is gone from the API without this node having been told in time.
+/// Removes the containers and logs of a pod that was deleted from the API without being terminated
+/// here.
 async fn remove_unknown(node: Arc<Node>, key: Key, uid: String) {
     while !worker::remove_all(&node, &uid).await {
         tokio::time::sleep(RELIST_PERIOD).await;

@@ -1,14 +1,15 @@
-//! Housekeeping: logs are rotated, images nobody uses go when the disk fills, what is left of pods that are gone is
-//! removed, and pods are put out when the node runs short of memory, disk or processes.
+//! Node maintenance: rotates logs, removes unused images and the leftovers of deleted pods, and
+//! evicts pods when the node runs short of memory, disk or processes.
 //!
-//! The kernel tells nobody that a disk fills or that memory runs out: it tells of stalls, which is too late, and of every
-//! write, which is too often. So this looks, at counters only, and does what takes work when they say so. It has no timer
-//! of its own but looks when the node's lease is renewed ([`crate::pulse`]), and at logs only where there are pods.
-//! Decisions are in [`pressure`], pure.
+//! The kernel has no suitable notification for shortages: pressure stall information comes too
+//! late, and file events too often. Therefore this module polls cheap counters and does expensive
+//! work only when they require it. It has no timer of its own but runs with the renewals of the
+//! node lease ([`crate::housekeeping`]). Logs are checked only if there are pods. Eviction
+//! decisions are in [`eviction`].
 
-pub mod images;
-pub mod logs;
-pub mod pressure;
+pub mod eviction;
+pub mod image_gc;
+pub mod log_rotation;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,54 +22,56 @@ use runtime::cri::{ContainerState, PodSandboxState};
 
 use crate::observed::POD_UID;
 use crate::{Node, stats};
-use pressure::{LastPressure, ReclaimState, SignalObservations};
+use eviction::{LastPressure, ReclaimState, SignalObservations};
 
-/// Beats between two looks for what is left of pods, and for images.
+/// Ticks between two runs of orphan removal and image garbage collection.
 const CLEANUP_INTERVAL_TICKS: u64 = 6;
-/// Between two pods that are put out: the first may have been enough.
+/// The minimum time between evictions. The previous one may have been sufficient.
 const MIN_EVICTION_INTERVAL: SignedDuration = SignedDuration::from_secs(20);
 
-/// When what is done; the defaults are upstream's.
+/// Settings for maintenance, images and containers. Defaults are upstream's.
 #[derive(Clone, Debug)]
 pub struct KubeletConfig {
-    pub hard_eviction: pressure::EvictionThresholds,
-    pub soft_eviction: pressure::SoftEviction,
-    /// How much more than that there must be until a shortage is over.
-    pub minimum_reclaim: pressure::EvictionThresholds,
-    /// How long a shortage is said to last after it was last seen.
+    pub hard_eviction: eviction::EvictionThresholds,
+    pub soft_eviction: eviction::SoftEviction,
+    /// `evictionMinimumReclaim`: how far a signal must exceed its threshold before the shortage is
+    /// over.
+    pub minimum_reclaim: eviction::EvictionThresholds,
+    /// How long a pressure condition stays true after the last observation.
     pub pressure_transition_period: jiff::SignedDuration,
-    pub image_gc: images::ImageGcPolicy,
-    /// Of which images it is asked who may use them.
+    pub image_gc: image_gc::ImageGcPolicy,
+    /// Which images are verified against the pull secrets of a pod.
     pub pull_policy: crate::image_pull_records::VerificationPolicy,
-    /// Programs that have credentials for registries.
+    /// The credential provider plugins.
     pub credentials: crate::credentials::Config,
-    /// Bytes of a log at which a new one is begun, and how many are kept.
+    /// The size in bytes at which a container log is rotated, and the number of files that are
+    /// kept.
     pub max_log_bytes: u64,
     pub max_log_files: usize,
-    /// How many processes a pod may have; none is no limit.
+    /// The maximum number of processes of a pod. 0 means no limit.
     pub pod_pids_limit: i64,
-    /// The settings of the kernel that pods may change besides the safe ones.
+    /// The unsafe sysctls that pods may set.
     pub allowed_unsafe_sysctls: Vec<String>,
-    /// Whether the runtime's own seccomp profile is for containers that name none.
+    /// Whether containers without a seccomp profile get `RuntimeDefault`.
     pub seccomp_default: bool,
-    /// How many images are pulled at once; any number if none is said.
+    /// The maximum number of parallel image pulls. `None` means no limit.
     pub max_parallel_image_pulls: Option<usize>,
-    /// After which time volumes are published again whose drivers want that.
+    /// The interval for drivers with `requiresRepublish`.
     pub republish_interval: SignedDuration,
-    /// How long containers are left alone at most that end again and again.
+    /// The maximum back-off for restarting containers.
     pub max_restart_backoff: SignedDuration,
-    /// Whether those who have used up their time of processors wait for more.
+    /// Whether CPU limits are enforced with CFS quotas.
     pub cpu_cfs_quota: bool,
 }
 
 impl Default for KubeletConfig {
     fn default() -> KubeletConfig {
         KubeletConfig {
-            hard_eviction: pressure::EvictionThresholds::default(),
-            soft_eviction: pressure::SoftEviction::default(),
-            minimum_reclaim: pressure::EvictionThresholds::NONE,
-            pressure_transition_period: pressure::PRESSURE_TRANSITION_PERIOD,
-            image_gc: images::ImageGcPolicy::default(),
+            hard_eviction: eviction::EvictionThresholds::default(),
+            soft_eviction: eviction::SoftEviction::default(),
+            minimum_reclaim: eviction::EvictionThresholds::NONE,
+            pressure_transition_period: eviction::PRESSURE_TRANSITION_PERIOD,
+            image_gc: image_gc::ImageGcPolicy::default(),
             pull_policy: crate::image_pull_records::VerificationPolicy::default(),
             credentials: Default::default(),
             max_log_bytes: 10 << 20,
@@ -84,7 +87,7 @@ impl Default for KubeletConfig {
     }
 }
 
-/// What is known from earlier looks.
+/// The maintenance state that is kept between ticks.
 #[derive(Default)]
 pub struct MaintenanceState {
     state: Mutex<State>,
@@ -93,16 +96,16 @@ pub struct MaintenanceState {
 #[derive(Default)]
 struct State {
     last_pressure: LastPressure,
-    image_records: images::ImageRecords,
+    image_records: image_gc::ImageRecords,
     last_eviction: Option<Timestamp>,
-    /// What there is less of than there must be.
+    /// The signals that are below their hard thresholds.
     met_signals: BTreeSet<&'static str>,
-    /// Since when there is less than there should be.
+    /// Since when each signal is below its soft threshold.
     soft_since: BTreeMap<&'static str, Timestamp>,
 }
 
 impl MaintenanceState {
-    /// What the node is short of.
+    /// When each kind of pressure was last observed.
     pub fn last_pressure(&self) -> LastPressure {
         self.state.lock().last_pressure.clone()
     }
@@ -111,23 +114,24 @@ impl MaintenanceState {
 pub async fn run(node: &Arc<Node>) {
     let mut tick = 0;
     loop {
-        // Who is to stay is known only then.
+        // Evictions and cleanup need the complete pod list. Before the caches are synced, pods
+        // would count as orphans.
         let is_filled = *node.is_filled.borrow();
         if is_filled {
             sync_eviction(node).await;
         }
         if !node.pods().is_empty() {
-            logs::rotate_all(node).await;
+            log_rotation::rotate_all(node).await;
         }
         match node.runtime.remove_orphans().await {
             Ok(0) => {}
-            Ok(count) => tracing::info!(count, "removed what the runtime had forgotten"),
-            Err(error) => tracing::warn!(%error, "cannot remove what the runtime has forgotten"),
+            Ok(count) => tracing::info!(count, "removed orphaned runtime state"),
+            Err(error) => tracing::warn!(%error, "failed to remove orphaned runtime state, will retry"),
         }
         if is_filled {
             if u64::is_multiple_of(tick, CLEANUP_INTERVAL_TICKS) {
                 remove_orphans(node).await;
-                images::garbage_collect(node).await;
+                image_gc::garbage_collect(node).await;
             }
             tick += 1;
         }
@@ -139,7 +143,8 @@ pub async fn run(node: &Arc<Node>) {
     }
 }
 
-/// Looks how much there is left of everything, and acts where it is too little.
+/// The eviction manager's synchronize step: reads the signals, and reclaims images or evicts a pod
+/// if a threshold is met.
 async fn sync_eviction(node: &Arc<Node>) {
     let now = node.ctx.clock.now();
     let signals = SignalObservations::read(node).await;
@@ -156,14 +161,15 @@ async fn sync_eviction(node: &Arc<Node>) {
         (met, soft_met)
     };
     local_storage_eviction(node).await;
-    // Whoever goes for what only should be left has time for it.
+    // For a soft threshold the pod has a grace period.
     let (first, grace) = match (met.first(), soft_met.first()) {
         (Some(first), _) => (first, None),
         (None, Some(first)) => (first, Some(soft.max_pod_grace_seconds)),
         (None, None) => return,
     };
+    // Unused images go first. If that is sufficient, no pod is evicted.
     let [layers, files] = first.usage_sources(signals.has_dedicated_image_fs);
-    if first.is_disk() && layers && images::remove_all(node).await {
+    if first.is_disk() && layers && image_gc::remove_all(node).await {
         let (signals, before) = (SignalObservations::read(node).await, BTreeSet::from([first.signal]));
         let before = ReclaimState { met_signals: &before, reclaim };
         let still = match grace {
@@ -194,28 +200,25 @@ async fn sync_eviction(node: &Arc<Node>) {
     };
     let memory =
         |pod: &Pod| used.iter().find(|used| used.uid == pod.uid()).map_or(0, |used| used.usage().working_set);
-    // By what they were promised: whoever wants more does not stay longer for it.
-    let candidates = pods.iter().filter(|pod| pressure::can_be_evicted(pod)).map(|pod| {
+    // Rank by the allocated resources: a pending resize must not raise a pod's request.
+    let candidates = pods.iter().filter(|pod| eviction::can_be_evicted(pod)).map(|pod| {
         let usage = if first.is_disk() { disk(pod) } else { memory(pod) };
         (Arc::new(node.allocated(pod).into_owned()), usage)
     });
-    if let Some((pod, usage)) = pressure::select_pod(first, candidates.collect()) {
+    if let Some((pod, usage)) = eviction::select_pod(first, candidates.collect()) {
         if let Some(grace) = grace {
             let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
             node.with_pod_state(&pod, |memory| {
                 memory.grace_period_override = Some(grace.min(own.unwrap_or(grace)))
             });
         }
-        evict(node, &pod, pressure::eviction_message(first, &pod, usage));
+        evict(node, &pod, eviction::eviction_message(first, &pod, usage));
     } else {
-        tracing::warn!(
-            resource = first.resource(),
-            "the node is short of it, and there is no pod to put out"
-        );
+        tracing::warn!(resource = first.resource(), "eviction threshold is met, but no pod can be evicted");
     }
 }
 
-/// Puts a pod out.
+/// Evicts a pod: its worker terminates it and sets the status.
 fn evict(node: &Arc<Node>, pod: &Pod, message: String) {
     let first = node.with_pod_state(pod, |state| {
         let first = state.termination_reason.is_none();
@@ -223,16 +226,16 @@ fn evict(node: &Arc<Node>, pod: &Pod, message: String) {
         first
     });
     if first {
-        tracing::warn!(pod = %pod.key(), message, "putting a pod out");
+        tracing::warn!(pod = %pod.key(), message, "evicting a pod");
         node.ctx.events.record(reconcile::reference(pod), EventType::Warning, crate::EVICTED_REASON, message);
         node.notify_termination(pod);
     }
 }
 
-/// Pods that use more of the disk than they said they would.
+/// Evicts pods that exceed the limits on their local storage.
 async fn local_storage_eviction(node: &Arc<Node>) {
     let pods = node.pods();
-    let limited: Vec<_> = pods.into_iter().filter(|pod| pressure::has_disk_limits(pod)).collect();
+    let limited: Vec<_> = pods.into_iter().filter(|pod| eviction::has_disk_limits(pod)).collect();
     if limited.is_empty() {
         return;
     }
@@ -250,15 +253,17 @@ async fn local_storage_eviction(node: &Arc<Node>) {
             sys::trees::usage(&dir).0
         };
         let container = |name: &str| layers.get(name).copied().unwrap_or(0) + logs(name);
-        if let Some(message) = pressure::limit_exceeded_message(pod, &container, &volume) {
+        if let Some(message) = eviction::limit_exceeded_message(pod, &container, &volume) {
             evict(node, pod, message);
         }
     }
 }
 
-/// What is left of pods nobody knows any more, and old sandboxes of those that are known.
+/// Removes sandboxes, directories and logs of pods that do not exist any more, and old sandboxes of
+/// those that do.
 async fn remove_orphans(node: &Arc<Node>) {
-    // First, so that whoever has some of these is known below.
+    // List logs before the sandboxes: a pod that starts meanwhile is then among the known ones
+    // below.
     let logs = node.settings.logs.entries();
     let (Ok(sandboxes), Ok(containers)) =
         (node.runtime.sandboxes(&[]).await, node.runtime.containers(&[]).await)
@@ -296,13 +301,13 @@ async fn remove_orphans(node: &Arc<Node>) {
         if !known.contains(&uid)
             && let Err(error) = crate::worker::clean_up_host(node, &uid).await
         {
-            tracing::warn!(error, uid, "something is left of a pod");
+            tracing::warn!(error, uid, "failed to clean up after a deleted pod, will retry");
         }
     }
     node.settings.logs.collect_garbage(&logs, |uid| !known.contains(uid), &running(node).await);
 }
 
-/// Runs of containers whose logs are still written to.
+/// Running containers, whose logs are still written.
 pub(crate) async fn running(node: &Node) -> Vec<runtime::cri::Container> {
     let mut containers = node.runtime.containers(&[]).await.unwrap_or_default();
     containers.retain(|container| container.state() == ContainerState::Running);

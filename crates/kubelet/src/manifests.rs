@@ -1,7 +1,9 @@
-//! Static pods: manifests in a directory of this host, each of which is a pod here for as long as the file is there,
-//! whether anybody can be asked for pods or not.
+//! Static pods from manifest files, the counterpart of upstream's file source
+//! (`pkg/kubelet/config/file.go`).
 //!
-//! They are made known to the API as mirror pods, once it can be reached. Whoever deletes one there finds it made again.
+//! Each file in the static pod directory is a pod on this node for as long as the file exists,
+//! whether or not the API server is reachable. Once it is, a mirror pod is created for each static
+//! pod. A mirror pod that is deleted through the API is created again.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,16 +22,16 @@ use crate::Node;
 use crate::dir_watcher::DirWatcher;
 use crate::static_pods::is_static;
 
-/// Marks a pod as the likeness of one that is not from the API; its value is that one's uid.
+/// Marks a mirror pod; the value is the UID of its static pod.
 pub const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 const HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 const SOURCE_ANNOTATION: &str = "kubernetes.io/config.source";
 const MIRROR_RETRY: Duration = Duration::from_secs(5);
-/// How long a change may take, and how often it is looked whether it is over.
+/// How often, and at most how many times, to check whether a file is still being written.
 const WRITE_POLL_INTERVAL: Duration = Duration::from_millis(100);
 const MAX_WRITE_POLLS: usize = 10;
 
-/// Keeps static pods as the directory says, and their mirrors as they are.
+/// Watches the static pod directory and keeps the mirror pods up to date.
 pub async fn run(node: &Arc<Node>) {
     tokio::join!(watch_manifests(node), run_mirror_pods(node));
 }
@@ -39,17 +41,18 @@ async fn watch_manifests(node: &Arc<Node>) {
     let changes = match DirWatcher::new(dir) {
         Ok(changes) => changes,
         Err(error) => {
-            tracing::error!(%error, dir = %dir.display(), "no pods can be read from there");
+            tracing::error!(%error, dir = %dir.display(), "cannot watch the static pod directory");
             return;
         }
     };
     loop {
-        // What was written before anybody was told of changes has to be seen, too.
+        // The first reload also finds files that were written before the watch was set up.
         reload(node);
         if changes.next().await.is_err() {
             return;
         }
-        // Whoever writes a file in its place empties it first, which is not the end of its pod.
+        // Rewriting a file in place truncates it first. An empty file must not end its pod, so wait
+        // for a moment until none is empty.
         for _ in 0..MAX_WRITE_POLLS {
             tokio::time::sleep(WRITE_POLL_INTERVAL).await;
             if !is_being_written(dir) {
@@ -64,12 +67,14 @@ fn is_being_written(dir: &Path) -> bool {
     entries.any(|entry| entry.metadata().is_ok_and(|found| found.is_file() && found.len() == 0))
 }
 
-/// Takes what the directory says now.
+/// Reads the directory and applies its changes to the static pods.
 pub fn reload(node: &Node) {
     let Some(dir) = &node.settings.manifests else { return };
     let desired = match read(dir, &node.settings.node_name) {
         Ok(desired) => desired,
-        Err(error) => return tracing::error!(%error, dir = %dir.display(), "pods stay as they are"),
+        Err(error) => {
+            return tracing::error!(%error, dir = %dir.display(), "cannot read the static pod directory, keeping the current static pods");
+        }
     };
     let changed = node.static_pods.update(desired, node.ctx.clock.now());
     if !changed.is_empty() {
@@ -79,14 +84,15 @@ pub fn reload(node: &Node) {
     changed.into_iter().for_each(|key| node.enqueue(key));
 }
 
-/// Keeps the API's likenesses of static pods.
+/// Creates and deletes mirror pods: on every change, and again after an error.
 async fn run_mirror_pods(node: &Arc<Node>) {
     node.ctx.caches.pods().wait_for_sync().await;
     node.ctx.caches.nodes().wait_for_sync().await;
     let weak = Arc::downgrade(node);
     node.ctx.caches.pods().listen(move |changed| {
         let is_there = |pod: Option<&Arc<Pod>>| pod.is_some_and(|pod| !pod.is_deleting());
-        // Also when one that was about to go is gone: until then there is no room for the next.
+        // A completed deletion counts, too: the next mirror pod of that name cannot be created
+        // before.
         let needs_sync = is_there(changed.before) != is_there(changed.after) || changed.after.is_none();
         if is_static(changed.latest())
             && needs_sync
@@ -98,7 +104,7 @@ async fn run_mirror_pods(node: &Arc<Node>) {
     loop {
         let result = sync_mirror_pods(node).await;
         if let Err(error) = &result {
-            tracing::warn!(%error, "static pods are not all known to the API");
+            tracing::warn!(%error, "cannot sync all mirror pods, will retry");
         }
         let again = async {
             match result {
@@ -113,7 +119,7 @@ async fn run_mirror_pods(node: &Arc<Node>) {
     }
 }
 
-/// The pods of all manifests, by the name they have here.
+/// The pods of all valid manifests by namespace and name.
 fn read(dir: &Path, node: &str) -> io::Result<BTreeMap<Key, Pod>> {
     let mut pods = BTreeMap::new();
     let entries = match std::fs::read_dir(dir) {
@@ -130,24 +136,26 @@ fn read(dir: &Path, node: &str) -> io::Result<BTreeMap<Key, Pod>> {
         let pod = std::fs::read_to_string(&path).map_err(|error| error.to_string());
         match pod.and_then(|text| parse(&text, node)) {
             Ok(pod) => drop(pods.insert(pod.key(), pod)),
-            Err(error) => tracing::error!(error, file = %path.display(), "this is no pod"),
+            Err(error) => {
+                tracing::error!(error, file = %path.display(), "ignoring an invalid static pod manifest")
+            }
         }
     }
     Ok(pods)
 }
 
-/// The pod of a manifest in YAML or JSON, as it would be had the API server made it.
+/// Decodes a manifest (YAML or JSON), with the defaults and the validation of the API server.
 fn parse(text: &str, node: &str) -> Result<Pod, String> {
     let mut value: Value = schema::yaml::parse(text).map_err(|error| error.to_string())?;
     if value["kind"] != "Pod" {
-        return Err("its kind is not Pod".to_owned());
+        return Err("kind must be Pod".to_owned());
     }
     let table = schema::kubernetes();
-    let ty = table.type_by_kind("", "v1", "Pod").ok_or("no such kind is known")?;
+    let ty = table.type_by_kind("", "v1", "Pod").ok_or("the schema has no kind v1 Pod")?;
     schema::normalize(table, ty, &mut value).map_err(|error| error.to_string())?;
     let name = value["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     if name.is_empty() {
-        return Err("it has no name".to_owned());
+        return Err("metadata.name is required".to_owned());
     }
     let hash = format!("{:016x}{:016x}", fnv(text.as_bytes(), 0), fnv(text.as_bytes(), 1));
     let metadata = &mut value["metadata"];
@@ -163,13 +171,14 @@ fn parse(text: &str, node: &str) -> Result<Pod, String> {
     }
     let spec = &mut value["spec"];
     spec["nodeName"] = json!(node);
-    // What may not be scheduled away from here stays whatever becomes of the node.
+    // As upstream: static pods tolerate all `NoExecute` taints, because they cannot run elsewhere.
     let toleration = json!({"operator": "Exists", "effect": "NoExecute"});
     match spec["tolerations"].as_array_mut() {
         Some(tolerations) => tolerations.push(toleration),
         None => spec["tolerations"] = json!([toleration]),
     }
-    // The classes that every cluster has, which its own pods mostly are of.
+    // The Priority admission plugin does not see static pods, so the two built-in priority classes
+    // are resolved here.
     match value["spec"]["priorityClassName"].as_str() {
         Some("system-node-critical") => value["spec"]["priority"] = json!(2_000_001_000),
         Some("system-cluster-critical") => value["spec"]["priority"] = json!(2_000_000_000),
@@ -199,7 +208,8 @@ fn parse(text: &str, node: &str) -> Result<Pod, String> {
     }
 }
 
-/// What a pod refers to that only the API has, in upstream's words.
+/// The first reference to an API object, which static pods must not have; names and order are those
+/// of upstream's `HasAPIObjectReference`.
 fn forbidden_reference(pod: &Pod) -> Option<&'static str> {
     let spec = pod.spec.as_ref()?;
     let containers = crate::pod::containers(pod);
@@ -238,14 +248,14 @@ fn forbidden_reference(pod: &Pod) -> Option<&'static str> {
     found.into_iter().find(|(is_so, _)| *is_so).map(|(_, what)| what)
 }
 
-/// FNV-1a: tells texts apart, and is the same tomorrow.
+/// FNV-1a. The pod's UID depends on it, so it has to be stable across restarts.
 fn fnv(bytes: &[u8], seed: u64) -> u64 {
     let start = 0xcbf2_9ce4_8422_2325 ^ seed;
     bytes.iter().fold(start, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Makes mirror pods that are missing, and removes those of which the pod is gone or another. That of a pod that is about
-/// to go stays until it has.
+/// Deletes mirror pods that do not match a static pod, then creates missing ones. The mirror pod of
+/// a terminating static pod stays until the pod has terminated.
 async fn sync_mirror_pods(node: &Arc<Node>) -> Result<(), Error> {
     let present = node.ctx.caches.pods().indexed("node", &node.settings.node_name);
     for mirror in present.iter().filter(|pod| is_static(pod)) {
@@ -300,7 +310,7 @@ mod tests {
         assert_ne!(pod.uid(), parse(&format!("{text}\n"), "here").expect("a pod").uid());
         let spec = pod.spec.expect("a spec");
         assert_eq!(spec.node_name.as_deref(), Some("here"));
-        // As the API server would have it.
+        // Defaults of the API server.
         assert_eq!(
             (spec.restart_policy.as_deref(), spec.termination_grace_period_seconds),
             (Some("Always"), Some(30))
@@ -315,8 +325,8 @@ mod tests {
             let error = parse(text, "here").expect_err(text);
             assert!(error.contains(expected), "{error}");
         };
-        check("kind: Service", "its kind is not Pod");
-        check("kind: Pod", "it has no name");
+        check("kind: Service", "kind must be Pod");
+        check("kind: Pod", "metadata.name is required");
         check("{", "");
         check("{kind: Pod, metadata: {name: a}, spec: {containers: [{name: c}]}}", "containers[0].image");
         check("{kind: Pod, metadata: {name: a}, spec: {containers: []}}", "spec.containers: Required value");

@@ -1,8 +1,10 @@
-//! The pods' network where the runtime has none: a routed link for each pod, with addresses from the node's range.
+//! The pod network where the runtime has none: a CNI `ptp` network with addresses from the node's
+//! pod CIDRs.
 //!
-//! It is a CNI configuration in the directory the runtime looks into, written only where that is empty: a network
-//! that somebody else has set up is theirs. [`FILE`] is the only file ever written there. Pods share no bridge, see
-//! `podnet`, so CNI's `ptp` attaches them as `podnet` does.
+//! It is a CNI configuration in the runtime's configuration directory. It is written only if the
+//! directory has no other, because an existing network belongs to the administrator.
+//! [`CONFIG_FILE`] is the only file that is ever written there. Pods share no bridge (see
+//! `podnet`), so CNI's `ptp` attaches them as `podnet` does.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -13,48 +15,53 @@ use serde_json::{Value, json};
 
 use crate::Node;
 
-/// What the configuration is called, so that it can be found and removed.
+/// The name of the configuration file. It is fixed, so that the file can be found and removed.
 pub const CONFIG_FILE: &str = "10-skiff.conflist";
-/// What the network is called.
+/// The name of the network, and of the directory with its IPAM leases.
 const NETWORK_NAME: &str = "skiff";
-/// Longer than a runtime may take to make a pod.
+/// Longer than a runtime needs to create a pod. Younger leases are not released.
 const POD_CREATION_GRACE_PERIOD: Duration = Duration::from_secs(300);
-/// The bridge that has this node's addresses in its pods' ranges. It has no ports.
+/// The bridge that holds this node's addresses in the pod CIDRs. It has no ports.
 pub const BRIDGE: &str = "skiff0";
 
-/// Gives the runtime a network for pods of these ranges, if it has none and says where it would look for one.
+/// Passes the pod CIDRs to the runtime, and configures a network for them if the runtime has none
+/// and reports its CNI configuration directory.
 pub(crate) async fn configure(node: &Node, ranges: &[String]) {
     if ranges.is_empty() {
         return;
     }
     let text = ranges.join(",");
     if let Err(error) = node.runtime.set_pod_cidr(&text).await {
-        tracing::warn!(%error, "cannot tell the runtime this node's addresses");
+        tracing::warn!(%error, "cannot set the pod CIDR of the runtime");
     } else if let Err(error) = std::fs::write(pod_cidr_file(node), &text) {
-        tracing::warn!(%error, "this node's addresses are not known here the next time");
+        tracing::warn!(%error, "cannot save the pod CIDR for the next start");
     }
     let details = node.runtime.details().await.unwrap_or_default();
     let Some(dir) = details.get("config").and_then(|config| cni_config_dir(config)) else { return };
     let addresses = ipam_dir(node);
     if let Err(error) = prepare(ranges) {
-        tracing::warn!(error = &error as &dyn std::error::Error, "cannot prepare the network of pods");
+        tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            "cannot set up the bridge of the pod network"
+        );
     }
     match write_config(&dir, &cni_config(ranges, &addresses, !node.settings.proxied && has_iptables())) {
-        Ok(true) => tracing::info!(dir = %dir.display(), bridge = BRIDGE, "pods have a network now"),
+        Ok(true) => tracing::info!(dir = %dir.display(), bridge = BRIDGE, "CNI configuration written"),
         Ok(false) => {}
-        Err(error) => tracing::warn!(%error, dir = %dir.display(), "cannot give pods a network"),
+        Err(error) => tracing::warn!(%error, dir = %dir.display(), "cannot write the CNI configuration"),
     }
 }
 
-/// Gives the runtime the ranges that it had the last time, so that pods can be made also where nobody can be asked.
+/// Passes the pod CIDRs of the last run to the runtime, so that pods can be created while the API
+/// server is unreachable.
 pub(crate) async fn restore_pod_cidr(node: &Node) {
     let Ok(text) = std::fs::read_to_string(pod_cidr_file(node)) else { return };
     if let Err(error) = node.runtime.set_pod_cidr(&text).await {
-        tracing::warn!(%error, "cannot tell the runtime this node's addresses");
+        tracing::warn!(%error, "cannot set the pod CIDR of the runtime");
     }
 }
 
-/// Whether the node is given other ranges than it had.
+/// Whether the pod CIDRs differ from those of the last run.
 pub(crate) fn ranges_changed(node: &Node, ranges: &[String]) -> bool {
     !ranges.is_empty()
         && std::fs::read_to_string(pod_cidr_file(node)).is_ok_and(|known| known != ranges.join(","))
@@ -64,24 +71,26 @@ fn pod_cidr_file(node: &Node) -> PathBuf {
     node.settings.pods.with_file_name("pod-cidr")
 }
 
-/// Where it is written down which pod has which address of the network that we have set up.
+/// The data directory of CNI's `host-local` IPAM plugin: one file for each address in use.
 fn ipam_dir(node: &Node) -> PathBuf {
     node.settings.pods.with_file_name("network")
 }
 
-/// Gives back addresses of pods that the runtime does not know: one that was killed while it made them forgets them.
+/// Releases addresses of sandboxes that the runtime does not have. A runtime that is killed while
+/// it creates a sandbox leaks its address.
 pub(crate) fn release_orphaned_addresses(node: &Node, known: &BTreeSet<&str>) {
     let now = SystemTime::now();
     for lease in orphaned_leases(&ipam_dir(node).join(NETWORK_NAME), known, now) {
-        tracing::info!(address = %lease.display(), "gave back the address of a pod that is gone");
+        tracing::info!(address = %lease.display(), "released the address of a removed pod");
         let _ = std::fs::remove_file(lease);
     }
 }
 
-/// Addresses that nobody has. A pod that is being made is known last, but not that late.
+/// Leases of unknown sandboxes. A sandbox is not listed while it is being created, so young leases
+/// are kept.
 fn orphaned_leases(dir: &Path, known: &BTreeSet<&str>, now: SystemTime) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    // Beside them are a lock and what was given last.
+    // The directory also contains a lock and the last reserved address.
     let addresses = entries.filter(|entry| {
         entry.file_name().to_str().is_some_and(|name| name.parse::<std::net::IpAddr>().is_ok())
     });
@@ -97,21 +106,21 @@ fn orphaned_leases(dir: &Path, known: &BTreeSet<&str>, now: SystemTime) -> Vec<P
     addresses.map(|entry| entry.path()).filter(is_orphaned).collect()
 }
 
-/// Gives this node its addresses in the ranges. Pods that CNI's `bridge` has attached for an earlier skiff find the others
-/// by this node, too.
+/// Assigns the node its addresses in the pod CIDRs. Pods that an earlier version attached with
+/// CNI's `bridge` plugin reach the others through this node as well, by proxy ARP.
 fn prepare(ranges: &[String]) -> Result<(), podnet::Error> {
     let ranges: Vec<podnet::Cidr> = ranges.iter().filter_map(|range| range.parse().ok()).collect();
     podnet::prepare(BRIDGE, &ranges)?;
     podnet::enable_proxy_arp(BRIDGE)
 }
 
-/// Where the runtime looks for networks, from its own account of its configuration.
+/// The CNI configuration directory in the `config` of the runtime's verbose status.
 fn cni_config_dir(config: &str) -> Option<PathBuf> {
     let config: Value = serde_json::from_str(config).ok()?;
     config.get("cni")?.get("confDir")?.as_str().map(PathBuf::from)
 }
 
-/// Writes the configuration if there is no other; whether it was written.
+/// Writes the configuration unless there is another one. Returns whether the file changed.
 fn write_config(dir: &Path, text: &str) -> io::Result<bool> {
     std::fs::create_dir_all(dir)?;
     let path = dir.join(CONFIG_FILE);
@@ -131,8 +140,8 @@ fn write_config(dir: &Path, text: &str) -> io::Result<bool> {
     Ok(true)
 }
 
-/// `iptables` is how CNI's programs let pods out and host ports in, where our proxy does not; without any of them pods
-/// reach each other only.
+/// CNI's plugins need `iptables` for masquerading and host ports. It is not used if skiff's own
+/// proxy does both. With neither of them, pods only reach each other.
 fn cni_config(ranges: &[String], addresses: &Path, iptables: bool) -> String {
     let ipam_ranges: Vec<Value> = ranges.iter().map(|range| json!([{"subnet": range}])).collect();
     let default_route = |range: &String| if range.contains(':') { "::/0" } else { "0.0.0.0/0" };
@@ -165,7 +174,7 @@ mod tests {
         assert!(!write_config(&dir, "a").expect("the same"));
         assert!(write_config(&dir, "b").expect("another range"));
         std::fs::write(dir.join("05-other.conflist"), "{}").expect("written");
-        assert!(!write_config(&dir, "c").expect("somebody else's"));
+        assert!(!write_config(&dir, "c").expect("another configuration exists"));
         assert_eq!(std::fs::read_to_string(dir.join(CONFIG_FILE)).expect("text"), "b");
     }
 

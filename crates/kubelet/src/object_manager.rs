@@ -1,8 +1,10 @@
-//! Secrets and ConfigMaps for a node that may read only those its own pods refer to.
+//! Secrets and ConfigMaps for a node that may only read those that its own pods reference.
+//! Counterpart of upstream's watch-based Secret and ConfigMap managers.
 //!
-//! Such a node cannot follow all of a kind, so each object that is referred to is followed by itself, and together
-//! they look like a collection: to the rest of the node nothing is different. A pod waits until what it refers to has
-//! been looked for once ([`Referred::known`]), since what is optional must not be missed for being late.
+//! Such a node cannot watch a whole collection. So each referenced object has a watch of its own,
+//! and together they look like a watch of the collection to the caches. A pod waits until all
+//! objects that it references were fetched once ([`ObjectManager::wait_synced`]), because an
+//! optional object must not be skipped only because it is late.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,14 +19,14 @@ use reconcile::{Caches, Connection, Error, Key, Object as _, RawObject, Watch, W
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
-/// How long to wait after an object could not be followed.
+/// Delay before a failed watch is restarted.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-/// How long a pod waits for what it refers to, before it is looked at again later.
+/// How long a pod waits for the objects it references, before its sync fails and is retried.
 const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
-/// News that nobody has taken yet; whoever has more waits.
+/// Events that have not been read yet. A watch waits while the channel is full.
 const EVENT_CHANNEL_CAPACITY: usize = 64;
 
-/// Kinds that are followed object by object.
+/// The kinds that are watched object by object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum ObjectKind {
     Secret,
@@ -49,13 +51,13 @@ impl ObjectKind {
 
 type ReferencedObject = (ObjectKind, Key);
 
-/// A connection on which Secrets and ConfigMaps are those that pods of one node refer to.
+/// A connection that limits Secrets and ConfigMaps to those that the pods of one node reference.
 pub struct ObjectManager {
     inner: Arc<dyn Connection>,
-    /// What each pod of this node refers to, by the pod's uid.
+    /// The references of each pod of this node by pod UID.
     pods: Mutex<BTreeMap<String, BTreeSet<ReferencedObject>>>,
     desired: watch::Sender<BTreeSet<ReferencedObject>>,
-    /// What has been looked for, there or not.
+    /// Objects that were fetched at least once, whether they exist or not.
     synced: watch::Sender<BTreeSet<ReferencedObject>>,
 }
 
@@ -69,7 +71,7 @@ impl ObjectManager {
         })
     }
 
-    /// Wants what pods of this node refer to, as they come and go.
+    /// Tracks the references of this node's pods.
     pub fn listen(self: &Arc<Self>, caches: &Caches, node: &str) {
         let (manager, node) = (Arc::downgrade(self), node.to_owned());
         caches.pods().listen(move |changed| {
@@ -97,14 +99,14 @@ impl ObjectManager {
         });
     }
 
-    /// Waits until everything a pod refers to has been looked for.
+    /// Waits until all objects that a pod references were fetched once.
     pub async fn wait_synced(&self, pod: &Pod) -> Result<(), Error> {
         let references = references(pod);
         let mut synced = self.synced.subscribe();
         let all = synced.wait_for(|synced| references.is_subset(synced));
         match tokio::time::timeout(FETCH_TIMEOUT, all).await {
             Ok(_) => Ok(()),
-            Err(_) => Err(Error::NotCached(format!("what pod {} refers to", pod.key()))),
+            Err(_) => Err(Error::NotCached(format!("the objects that pod {} references", pod.key()))),
         }
     }
 }
@@ -138,17 +140,17 @@ impl Connection for ObjectManager {
     }
 }
 
-/// News of one object.
+/// An event about one object.
 type ReferencedObjectEvent = (Key, WatchEvent);
 
-/// One object that is followed.
+/// The watch of one object.
 struct ObjectWatch {
     task: AbortHandle,
-    /// Its newest state, as long as it is there.
+    /// The current state of the object, if it exists.
     last: Option<RawObject>,
 }
 
-/// All objects of a kind that are wanted, as one feed.
+/// All referenced objects of a kind as one watch.
 struct MergedWatch {
     kind: ObjectKind,
     inner: Arc<dyn Connection>,
@@ -157,14 +159,16 @@ struct MergedWatch {
     watches: BTreeMap<Key, ObjectWatch>,
     sender: mpsc::Sender<ReferencedObjectEvent>,
     receiver: mpsc::Receiver<ReferencedObjectEvent>,
-    /// What was told last: by the time more is asked for, it has been taken in.
+    /// The object of the last event. When the next event is requested, the cache has applied it,
+    /// and the object counts as synced.
     last_delivered: Option<Key>,
-    /// 0 before anything was told.
+    /// 0 before the first event.
     revision: u64,
 }
 
 impl MergedWatch {
-    /// Follows what is newly wanted, and lets go of the rest, which is as good as deleted.
+    /// Starts watches of newly referenced objects and stops those that no pod references any more.
+    /// The latter are returned as deletions.
     fn sync_watches(&mut self) -> Vec<WatchChange> {
         let desired: BTreeSet<Key> = {
             let all = self.desired.borrow_and_update();
@@ -188,7 +192,7 @@ impl MergedWatch {
         deleted
     }
 
-    /// The changes in news of one object.
+    /// Applies an event about one object and returns the changes.
     fn apply_event(&mut self, key: &Key, event: WatchEvent) -> Vec<WatchChange> {
         let Some(object_watch) = self.watches.get_mut(key) else { return Vec::new() };
         let (changes, revision) = match event {
@@ -231,7 +235,7 @@ impl Watch for MergedWatch {
         let changes = tokio::select! {
             changed = self.desired.changed() => match changed {
                 Ok(()) => self.sync_watches(),
-                // Nobody will want anything any more.
+                // The sender is gone, so that no pod will reference anything.
                 Err(_) => std::future::pending().await,
             },
             received = self.receiver.recv() => match received {
@@ -247,7 +251,7 @@ impl Watch for MergedWatch {
     }
 }
 
-/// Tells of one object for as long as somebody listens.
+/// Sends the events about one object until the receiver is dropped.
 async fn watch_object(
     inner: Arc<dyn Connection>,
     kind: ObjectKind,
@@ -259,7 +263,7 @@ async fn watch_object(
         let mut object_watch = match inner.watch(&path).await {
             Ok(object_watch) => object_watch,
             Err(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, path, "cannot follow, trying again");
+                tracing::warn!(error = &error as &dyn std::error::Error, path, "watch failed, will retry");
                 tokio::time::sleep(RETRY_DELAY).await;
                 continue;
             }
@@ -273,7 +277,7 @@ async fn watch_object(
                 }
                 Err(error) => {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(error, path, "cannot follow, trying again");
+                    tracing::warn!(error, path, "watch failed, will retry");
                     break;
                 }
             }
@@ -282,12 +286,12 @@ async fn watch_object(
     }
 }
 
-/// Whether a pod refers to an object of its namespace.
+/// Whether a pod references an object in its namespace.
 pub fn references_object(pod: &Pod, plural: &str, name: &str) -> bool {
     references(pod).iter().any(|(kind, key)| kind.plural() == plural && *key.name == *name)
 }
 
-/// What a pod refers to that this node reads for it.
+/// The Secrets and ConfigMaps that a pod references.
 fn references(pod: &Pod) -> BTreeSet<ReferencedObject> {
     let mut found = BTreeSet::new();
     let mut add = |kind: ObjectKind, name: &str| {

@@ -1,46 +1,48 @@
-//! What the runtime has of a pod: its sandboxes and everything that ran or runs in them.
+//! A pod as the runtime reports it: its sandboxes, and the containers that run or ran in them.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{LinuxContainerUser, Pod};
 use runtime::cri;
 
-/// Labels under which the runtime knows what belongs to which pod; upstream's, since tools look at them.
+/// Labels by which sandboxes and containers belong to pods. They are upstream's, since tools read
+/// them.
 pub const POD_NAME: &str = "io.kubernetes.pod.name";
 pub const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 pub const POD_UID: &str = "io.kubernetes.pod.uid";
 pub const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
-/// Annotations of a container that say what it was made from.
+/// Annotations of a container that record what it was created from.
 pub const IMAGE_ANNOTATION: &str = "skiff.io/image";
 pub const RESOURCES_ANNOTATION: &str = "skiff.io/resources";
 
-/// A pod as the runtime sees it.
+/// The runtime state of a pod; upstream's `kubecontainer.PodStatus`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ObservedPod {
-    /// The newest first.
+    /// Newest first.
     pub sandboxes: Vec<Sandbox>,
     /// The newest of each name first.
     pub containers: Vec<ContainerRun>,
-    /// When it was seen, by the clock that the runtime goes by.
+    /// When it was observed, by the wall clock, which the timestamps of the runtime use, too.
     pub at: Option<Timestamp>,
 }
 
-/// What the containers of a pod share.
+/// A pod sandbox, which holds the namespaces that the containers share.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sandbox {
     pub id: String,
     pub attempt: u32,
     pub ready: bool,
     pub ips: Vec<String>,
-    /// It has lost its network: a runtime that was killed while it made or ended it may forget that it did.
+    /// The sandbox has lost its network. A runtime that is killed while it creates or stops a
+    /// sandbox may forget the network.
     pub has_lost_network: bool,
 }
 
-/// One run of a container.
+/// One run of a container: a container in CRI's terms.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ContainerRun {
     pub id: String,
-    /// The sandbox it ran in, which may be gone.
+    /// The ID of its sandbox, which may no longer exist.
     pub sandbox: String,
     pub name: String,
     pub attempt: u32,
@@ -49,22 +51,22 @@ pub struct ContainerRun {
     pub image_id: String,
     pub reason: String,
     pub message: String,
-    /// Who it began as, where the runtime tells.
+    /// The user of its first process, if the runtime reports it.
     pub user: Option<LinuxContainerUser>,
-    /// What it was made from: its image's name and its resources, as far as that was written down.
+    /// The image and the resources it was created from, if they were recorded.
     pub created_from: CreatedFrom,
-    /// What it may use now, as far as the runtime tells.
+    /// Its actual resources, if the runtime reports them.
     pub resources: Option<cri::LinuxContainerResources>,
 }
 
-/// What may change in a container's spec while it runs.
+/// The parts of a container's spec that may change while it runs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CreatedFrom {
     pub image: Option<String>,
     pub resources: Option<String>,
 }
 
-/// How far a run has come.
+/// The state of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum State {
     Created,
@@ -83,7 +85,7 @@ impl State {
 }
 
 impl ObservedPod {
-    /// The sandbox in which containers can be run.
+    /// The sandbox in which containers can be started.
     pub fn sandbox(&self) -> Option<&Sandbox> {
         self.sandboxes.first().filter(|sandbox| sandbox.ready && !sandbox.has_lost_network)
     }
@@ -107,7 +109,7 @@ impl ObservedPod {
         self.running().next().is_none() && !self.sandboxes.iter().any(|sandbox| sandbox.ready)
     }
 
-    /// From what the runtime lists, in its words; containers with the sandboxes they are in.
+    /// Converts the CRI statuses. Each container comes with the ID of its sandbox.
     pub fn new(
         pod: &Pod,
         sandboxes: &[cri::PodSandboxStatus],
@@ -155,7 +157,8 @@ impl ContainerRun {
                     State::Created
                 }
                 cri::ContainerState::Running => State::Running { since },
-                // One the runtime knows nothing of any more is over, and nobody knows how.
+                // `Unknown` means that the runtime has lost the container. It has exited with an
+                // unknown code.
                 cri::ContainerState::Exited => State::Exited { since, at, code: status.exit_code },
                 cri::ContainerState::Unknown => State::Exited { since, at: since, code: 137 },
             },
@@ -182,9 +185,9 @@ fn user_of(user: &cri::LinuxContainerUser) -> LinuxContainerUser {
     }
 }
 
-/// Whether whoever asked for the start, or was asked for it, went away in the middle of it, as a skiff or a containerd
-/// does that is killed. The container has not run then as far as anybody was told, so it counts as one that has yet to
-/// be started; should it run all the same, it is ended with what is removed before that.
+/// Whether a start was canceled because the client or the runtime was killed in the middle of it.
+/// The container counts as created then, and the start is repeated. If it runs after all, it is
+/// stopped because the old container is removed before that.
 fn start_was_canceled(status: &cri::ContainerStatus) -> bool {
     if status.state() == cri::ContainerState::Unknown {
         return status.started_at == 0;
@@ -218,7 +221,7 @@ mod tests {
         let plain = || serde_json::json!({"containers": []});
         check(plain(), &[status("a", "10.0.0.1")], Some("a"));
         check(plain(), &[status("a", "")], None);
-        // Of two that were made at the same attempt the one that was given up is the other.
+        // Two sandboxes of the same attempt: the one without an address was abandoned.
         check(plain(), &[status("a", ""), status("b", "10.0.0.1")], Some("b"));
         check(serde_json::json!({"containers": [], "hostNetwork": true}), &[status("a", "")], Some("a"));
     }

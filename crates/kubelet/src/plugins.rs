@@ -1,5 +1,7 @@
-//! Plugins introduce themselves by a socket in a directory: whoever is behind it is asked for its name and kind, and is
-//! handed on to those who work with its kind: storage drivers ([`crate::csi`]) and those of devices ([`crate::dra`]).
+//! Plugin registration, the counterpart of upstream's plugin manager. A plugin puts a socket into
+//! the `plugins_registry` directory. The kubelet requests its name and type through the socket, and
+//! passes it to the handler of that type: CSI drivers ([`crate::csi`]) or DRA drivers
+//! ([`crate::dra`]).
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -23,7 +25,8 @@ const DRA_PLUGIN: &str = "DRAPlugin";
 #[derive(Clone, PartialEq, prost::Message)]
 struct Empty {}
 
-/// Who is behind a socket. Names and numbers are the protocol's own (`pluginregistration`, v1).
+/// `PluginInfo` of the `pluginregistration` v1 API. Field names and numbers are those of the
+/// protocol.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct PluginRegistrationInfo {
     /// Such as `CSIPlugin`.
@@ -31,7 +34,7 @@ pub struct PluginRegistrationInfo {
     pub kind: String,
     #[prost(string, tag = 2)]
     pub name: String,
-    /// The socket it serves at; its own where empty.
+    /// The socket of the plugin's service; the registration socket itself if empty.
     #[prost(string, tag = 3)]
     pub endpoint: String,
     #[prost(string, repeated, tag = 4)]
@@ -39,7 +42,7 @@ pub struct PluginRegistrationInfo {
 }
 
 impl PluginRegistrationInfo {
-    /// Where it serves on this host.
+    /// The path of the plugin's service on this host.
     pub fn endpoint_on_host(&self, path: &Path, settings: &Settings) -> String {
         match self.endpoint.is_empty() {
             true => path.display().to_string(),
@@ -48,7 +51,7 @@ impl PluginRegistrationInfo {
     }
 }
 
-/// How that went.
+/// The result of a registration, which is sent to the plugin.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct RegistrationStatus {
     #[prost(bool, tag = 1)]
@@ -57,17 +60,17 @@ pub struct RegistrationStatus {
     pub error: String,
 }
 
-/// Those who work with plugins.
+/// The handlers of the supported plugin types.
 pub struct PluginHandlers<'a> {
     pub csi: &'a csi::Drivers,
     pub dra: &'a dra::Drivers,
 }
 
-/// What was found behind a socket.
+/// What a registration socket belongs to.
 enum RegisteredPlugin {
     Csi(String),
     Dra(Plugin),
-    /// A plugin of a kind nobody here works with.
+    /// A plugin of an unsupported type.
     Unsupported,
 }
 
@@ -104,17 +107,18 @@ impl PluginHandlers<'_> {
     }
 }
 
-/// Looks after the directory of plugins for as long as the node runs. `news` is called when drivers come and go.
+/// Watches the plugin directory for as long as the node runs. `on_change` is called when plugins
+/// are registered or deregistered.
 pub async fn run(ctx: &Ctx, settings: &Settings, hosts: PluginHandlers<'_>, on_change: impl Fn()) {
     let dir = settings.root.join("plugins_registry");
-    // Drivers mount these, and say that they must be there.
+    // CSI drivers mount the first two as host paths and require that they exist.
     let directories = [settings.root.join("pods"), settings.root.join("plugins"), dir.clone()];
     let created = directories.iter().try_for_each(std::fs::create_dir_all);
     let changes = created.and_then(|()| DirWatcher::new(&dir));
     let changes = match changes {
         Ok(changes) => changes,
         Err(error) => {
-            tracing::warn!(%error, dir = %dir.display(), "no plugins can be found");
+            tracing::warn!(%error, dir = %dir.display(), "cannot watch the plugin directory");
             return std::future::pending().await;
         }
     };
@@ -128,7 +132,7 @@ pub async fn run(ctx: &Ctx, settings: &Settings, hosts: PluginHandlers<'_>, on_c
         known.retain(|path, (number, plugin)| {
             let stays = found.get(path) == Some(number);
             if !stays {
-                tracing::info!(socket = %path.display(), "a plugin is gone");
+                tracing::info!(socket = %path.display(), "plugin deregistered");
                 hosts.deregister(plugin);
                 has_changed = true;
             }
@@ -141,21 +145,23 @@ pub async fn run(ctx: &Ctx, settings: &Settings, hosts: PluginHandlers<'_>, on_c
             }
             match register_socket(&hosts, &path, settings).await {
                 Ok(plugin) => {
-                    tracing::info!(socket = %path.display(), "a plugin is there");
+                    tracing::info!(socket = %path.display(), "plugin registered");
                     has_changed = true;
                     known.insert(path, (number, plugin));
                 }
                 Err(error) => {
-                    tracing::warn!(error, socket = %path.display(), "a plugin cannot be used");
+                    tracing::warn!(error, socket = %path.display(), "plugin registration failed, will retry");
                     all_registered = false;
                 }
             }
         }
+        // The CSINode object is updated when the set of drivers changes, and again after a failed
+        // update.
         if before != hosts.csi.names() || !csi_node_updated {
             csi_node_updated = match registry::update_csi_node(ctx, settings, hosts.csi).await {
                 Ok(csi_node_updated) => csi_node_updated,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot tell which storage drivers there are");
+                    tracing::warn!(%error, "cannot update the CSINode object, will retry");
                     false
                 }
             };
@@ -173,7 +179,8 @@ pub async fn run(ctx: &Ctx, settings: &Settings, hosts: PluginHandlers<'_>, on_c
     }
 }
 
-/// The sockets in a directory; another one of the same name has another number.
+/// The sockets in a directory with their inode numbers. A plugin that was restarted may have a
+/// socket of the same name, which has another inode.
 fn sockets(dir: &Path) -> BTreeMap<PathBuf, u64> {
     let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
     let sockets = entries.filter_map(|entry| {
@@ -184,7 +191,7 @@ fn sockets(dir: &Path) -> BTreeMap<PathBuf, u64> {
     sockets.collect()
 }
 
-/// Asks who is behind a socket, and tells it how that went.
+/// Requests the plugin's info from its socket, registers it, and notifies it of the result.
 async fn register_socket(
     hosts: &PluginHandlers<'_>,
     path: &Path,

@@ -1,4 +1,5 @@
-//! A pod's worker: what it needs next ([`plan`]), what is said about it ([`status`]).
+//! The pure parts of a pod worker, above all what a pod needs next ([`plan`]) and its status
+//! ([`status`]).
 
 pub mod back_off;
 pub mod plan;
@@ -10,7 +11,7 @@ use k8s_openapi::api::core::v1::{Container, EphemeralContainer, Pod};
 use reconcile::Object as _;
 use serde_json::{Value, json};
 
-/// Every container of a pod: those that come first, the others, and those for having a look.
+/// All containers of a pod: init, main and ephemeral containers.
 pub fn containers(pod: &Pod) -> Vec<Container> {
     let Some(spec) = &pod.spec else { return Vec::new() };
     let mut all = spec.init_containers.clone().unwrap_or_default();
@@ -19,13 +20,13 @@ pub fn containers(pod: &Pod) -> Vec<Container> {
     all
 }
 
-/// Whether the pod has ended for good.
+/// Whether the pod has terminated: its phase is `Succeeded` or `Failed`.
 pub fn is_terminal(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// The pod as people are told of it: name, namespace and uid.
+/// Name, namespace and UID for messages; upstream's `format.Pod`.
 pub fn format_pod(pod: &Pod) -> String {
     format!("{}_{}({})", pod.name(), pod.namespace(), pod.uid())
 }
@@ -35,7 +36,7 @@ pub fn container(pod: &Pod, name: &str) -> Option<Container> {
     containers(pod).into_iter().find(|container| container.name == name)
 }
 
-/// What a pod's spec says of how much it needs, in the words of the API and without the rest of it.
+/// The fields of a pod's spec that determine its resources, in the JSON form of the API.
 pub fn resource_spec(pod: &Pod) -> Value {
     let Some(spec) = &pod.spec else { return Value::Null };
     let each = |containers: &[Container]| -> Value {
@@ -49,7 +50,7 @@ pub fn resource_spec(pod: &Pod) -> Value {
     })
 }
 
-/// One for having a look is started like any other, just never again.
+/// An ephemeral container as a regular one. It is started in the same way, but never restarted.
 pub fn from_ephemeral(container: &EphemeralContainer) -> Container {
     let EphemeralContainer { name, image, command, args, working_dir, .. } = container.clone();
     let EphemeralContainer { env, env_from, volume_mounts, volume_devices, security_context, .. } =

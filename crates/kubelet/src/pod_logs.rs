@@ -1,8 +1,9 @@
-//! Where pods' logs are, and links to them by the names of their containers.
+//! The log directories of pods, and symlinks to container logs.
 //!
-//! Who collects logs looks in `/var/log/pods` and `/var/log/containers`, which are shared with whoever else runs pods on this
-//! machine. So each pod has an entry in a directory of the node's own: a link to where its logs are, or its logs themselves.
-//! What has no entry is somebody else's and stays, and a pod keeps the place it began with, wherever others begin.
+//! Log collectors read `/var/log/pods` and `/var/log/containers`, which may be shared with another
+//! kubelet on this host. So each pod has an entry in a directory of the node's own: a symlink to
+//! its log directory, or that directory itself. Logs without an entry belong to others and are not
+//! touched. A pod keeps its log directory, even if new pods get theirs in another place.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, ErrorKind};
@@ -16,31 +17,31 @@ use crate::config::log_path;
 use crate::observed::CONTAINER_NAME;
 use crate::pod_of;
 
-/// The longest name that usual file systems take, and how those of logs end.
+/// The maximum length of a file name on common file systems, and the suffix of log files.
 const MAX_FILE_NAME_BYTES: usize = 255;
 const LOG_SUFFIX: &str = ".log";
 
-/// Where containers' logs are.
+/// The log directories of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodLogs {
-    /// Nobody else's; has an entry for each pod.
+    /// The node's own directory, with an entry for each pod.
     pub own: PathBuf,
-    /// Where pods that are made now have their logs.
+    /// The parent of the log directories of new pods.
     pub dir: PathBuf,
-    /// Where links to logs are, if anywhere.
+    /// The directory of symlinks to container logs, if any are created.
     pub links: Option<PathBuf>,
 }
 
-/// The pods that have logs, by their entries, and where those are.
+/// The log directories of all pods by the name of their entry.
 pub type Entries = BTreeMap<String, PathBuf>;
 
 impl PodLogs {
-    /// All in one directory.
+    /// All logs are in the own directory, and there are no symlinks.
     pub fn within(own: PathBuf) -> PodLogs {
         PodLogs { dir: own.clone(), own, links: None }
     }
 
-    /// The directory of a pod's logs: where it has begun to write them, or else where it is going to.
+    /// The log directory of a pod: the one it has, or the one it would get.
     pub fn pod_dir(&self, pod: &Key, uid: &str) -> PathBuf {
         let name = entry_name(pod, uid);
         self.resolve(&name).unwrap_or_else(|| self.dir.join(name))
@@ -51,7 +52,8 @@ impl PodLogs {
         std::fs::read_link(&entry).ok().or_else(|| entry.exists().then_some(entry))
     }
 
-    /// Makes the directory of a pod's logs, and before that an entry for it.
+    /// Creates the log directory of a pod. Its entry is created first, so that no directory is left
+    /// without one.
     pub fn create_pod_dir(&self, pod: &Key, uid: &str) -> io::Result<()> {
         let (log_dir, entry) = (self.pod_dir(pod, uid), self.own.join(entry_name(pod, uid)));
         if log_dir != entry {
@@ -60,25 +62,25 @@ impl PodLogs {
         std::fs::create_dir_all(log_dir)
     }
 
-    /// The pods that have logs.
+    /// All pods with logs.
     pub fn entries(&self) -> Entries {
         let found = std::fs::read_dir(&self.own).into_iter().flatten().flatten();
         let names = found.map(|entry| entry.file_name().to_string_lossy().into_owned());
         names.filter_map(|name| Some((name.clone(), self.resolve(&name)?))).collect()
     }
 
-    /// A link to the log of a container that was started, for those who look for it by its name.
+    /// Creates the symlink to the log of a started container.
     pub fn link(&self, container: &cri::Container) {
         let (Some(links), Some(name), Some(log)) = (&self.links, link_name(container), self.log(container))
         else {
             return;
         };
-        // One that writes none needs none.
+        // A container without a log needs no symlink.
         if log.exists()
             && let Err(error) =
                 std::fs::create_dir_all(links).and_then(|()| create_link(&log, &links.join(name)))
         {
-            tracing::warn!(%error, log = %log.display(), "cannot link to a log");
+            tracing::warn!(%error, log = %log.display(), "cannot create the symlink to a container log");
         }
     }
 
@@ -88,8 +90,8 @@ impl PodLogs {
         Some(self.pod_dir(&pod, &uid).join(log_path(container.labels.get(CONTAINER_NAME)?, attempt)))
     }
 
-    /// Removes the logs of pods that are gone, and links to logs that are, but for those of containers that run: theirs are
-    /// about to be there again.
+    /// Removes the logs of removed pods, and symlinks whose target is gone. Symlinks of running
+    /// containers stay, because a log is missing for a moment while it is rotated.
     pub fn collect_garbage(
         &self,
         entries: &Entries,
@@ -113,7 +115,7 @@ impl PodLogs {
         }
     }
 
-    /// Removes what pods have left where others have their logs as well.
+    /// Removes all logs and symlinks of this node from shared directories.
     pub fn remove_all(&self) -> io::Result<()> {
         let entries = self.entries();
         for (link, _) in self.links_into(&entries) {
@@ -127,12 +129,12 @@ impl PodLogs {
             }
         }
         let shared = [Some(&self.dir).filter(|dir| **dir != self.own), self.links.as_ref()];
-        // Only where nobody has anything any more.
+        // This removes empty directories only.
         shared.into_iter().flatten().for_each(|dir| drop(std::fs::remove_dir(dir)));
         Ok(())
     }
 
-    /// The links to logs of these pods, and to where.
+    /// The symlinks to logs of these pods, with their targets.
     fn links_into(&self, entries: &Entries) -> Vec<(PathBuf, PathBuf)> {
         let is_own = |log: &Path| {
             log.starts_with(&self.own)
@@ -144,13 +146,13 @@ impl PodLogs {
     }
 }
 
-/// Whether this is the directory of one of these pods' logs.
+/// Whether this is the log directory of one of these pods.
 fn is_pod_log_dir(entries: &Entries, dir: &Path) -> bool {
     let name = dir.file_name().map(|name| name.to_string_lossy());
     name.and_then(|name| entries.get(&*name)).is_some_and(|log_dir| log_dir == dir)
 }
 
-/// Removes the entry of logs that were somewhere else.
+/// Removes the entry of a log directory outside the own directory.
 fn remove_entry(entry: &Path, log_dir: &Path) {
     if entry != log_dir {
         let _ = std::fs::remove_file(entry);
@@ -161,7 +163,8 @@ fn entry_name(pod: &Key, uid: &str) -> String {
     format!("{}_{}_{uid}", pod.namespace, pod.name)
 }
 
-/// Upstream's names.
+/// The name of upstream's symlink: `<pod>_<namespace>_<container>-<id>.log`, truncated to the
+/// maximum length.
 fn link_name(container: &cri::Container) -> Option<String> {
     let (pod, _) = pod_of(&container.labels)?;
     let name = container.labels.get(CONTAINER_NAME)?;
@@ -169,7 +172,7 @@ fn link_name(container: &cri::Container) -> Option<String> {
     Some(full_name.chars().take(MAX_FILE_NAME_BYTES - LOG_SUFFIX.len()).chain(LOG_SUFFIX.chars()).collect())
 }
 
-/// Makes a link that may be there already.
+/// Creates a symlink, unless it exists.
 fn create_link(to: &Path, at: &Path) -> io::Result<()> {
     match symlink(to, at) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
@@ -187,7 +190,7 @@ mod tests {
         logs: PodLogs,
     }
 
-    /// A machine on which somebody else has logs too.
+    /// A host with logs of another kubelet.
     fn test_logs() -> TestLogs {
         let dir = tempfile::tempdir().expect("a directory");
         let [own, pods, links] = ["own", "pods", "links"].map(|name| dir.path().join(name));
@@ -209,10 +212,10 @@ mod tests {
         }
     }
 
-    /// Starts a container of a pod.
+    /// Writes the log of a container.
     fn write(logs: &PodLogs, container: &cri::Container) -> PathBuf {
         let (pod, uid) = pod_of(&container.labels).expect("a pod");
-        logs.create_pod_dir(&pod, &uid).expect("begun");
+        logs.create_pod_dir(&pod, &uid).expect("started");
         let log = logs.log(container).expect("a log");
         std::fs::create_dir_all(log.parent().expect("a parent")).expect("a directory");
         std::fs::write(&log, "").expect("written");
@@ -238,7 +241,7 @@ mod tests {
         assert_eq!(log, logs.dir.join("default_web_1/c/0.log"));
         let link = logs.links.as_ref().expect("links").join("web_default_c-abc.log");
         assert_eq!(std::fs::read_link(link).expect("a link"), log);
-        // Once more is no failure, and one without a log gets no link.
+        // Linking twice is no error, and a container without a log gets no symlink.
         logs.link(&container("web", "1", "abc"));
         logs.link(&container("web", "2", "def"));
         let expected = [
@@ -275,7 +278,7 @@ mod tests {
         // An earlier run of the same pod.
         let earlier = container("a", "1", "0");
         logs.link(&earlier);
-        // Between two steps of its rotation.
+        // As in the middle of a rotation.
         std::fs::remove_file(&log).expect("removed");
         logs.collect_garbage(&logs.entries(), |uid| uid != "1", &[runs]);
         let foreign = "theirs_default_c-9.log";
@@ -287,7 +290,7 @@ mod tests {
         assert_eq!(seen(&logs), expected);
         logs.remove_all().expect("left");
         assert_eq!(seen(&logs), [vec![], vec!["default_theirs_9"], vec![foreign]]);
-        // Nobody else has anything there.
+        // The directories are empty now.
         std::fs::remove_dir_all(logs.dir.join("default_theirs_9")).expect("removed");
         logs.remove_all().expect("left");
         assert!(!logs.dir.exists());

@@ -1,4 +1,5 @@
-//! Probes: every running container that has any is asked, as often as it says, for as long as it runs.
+//! Probe manager: runs the startup, liveness and readiness probes of running containers. Upstream:
+//! `pkg/kubelet/prober`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,15 +16,15 @@ use crate::prober::{self, HttpGetRequest};
 use crate::worker_state::ContainerHealth;
 use crate::{Node, hooks, start_container};
 
-/// How often in a row somebody is asked who cannot be asked.
+/// How often a probe is repeated if it could not be run.
 const MAX_PROBE_RETRIES: usize = 3;
-/// The probe that goes on to the end.
+/// The probe that continues while the pod terminates.
 const READINESS: &str = "Readiness";
 
 impl Node {
-    /// Sees to it that each running container is asked how it is.
+    /// Starts a probe worker for each running container that has probes and no worker yet.
     pub fn start_probe_workers(self: &Arc<Node>, pod: &Pod, seen: &ObservedPod) {
-        // Whoever asks one that has ended has nobody to ask any more.
+        // Drop the state of ended runs. Their workers notice that and stop.
         let runs = |id: &String| seen.running().any(|run| run.id == *id);
         self.with_pod_state(pod, |state| state.health.retain(|id, _| runs(id)));
         for container in &crate::pod::containers(pod) {
@@ -35,7 +36,8 @@ impl Node {
             let State::Running { since } = run.state else { continue };
             let new = self.with_pod_state(pod, |state| {
                 let new = !state.health.contains_key(&run.id);
-                // What this run was said to be before this process began holds until it is asked again.
+                // The reported status of this run holds after a restart of the kubelet, until its
+                // probes have run.
                 let reported = reported_health(pod, &container.name, &run.id);
                 let started =
                     container.startup_probe.is_none() || reported.is_some_and(|(started, _)| started);
@@ -61,7 +63,7 @@ impl Node {
         }
     }
 
-    /// Whether a pod is deleted, ended by the node, or has been at it for too long, by what is known now.
+    /// Whether a pod is deleted, is terminated by the node, or has exceeded its active deadline.
     pub fn is_terminating(&self, pod: &Pod) -> bool {
         let known = self.pod_with_uid(&pod.key(), pod.uid());
         known.is_none_or(|known| {
@@ -71,12 +73,12 @@ impl Node {
     }
 }
 
-/// Whether a pod says itself that it is to end by now.
+/// Whether a pod is deleted or has exceeded its active deadline.
 fn is_deleted_or_expired(pod: &Pod, now: Timestamp) -> bool {
     pod.is_deleting() || deadline(pod).is_some_and(|deadline| deadline <= now)
 }
 
-/// Whether a run was said to be started and ready.
+/// The reported `started` and `ready` of a run. `None` if the status is about another run.
 fn reported_health(pod: &Pod, container: &str, id: &str) -> Option<(bool, bool)> {
     let status = pod.status.as_ref()?;
     let mut all =
@@ -86,14 +88,14 @@ fn reported_health(pod: &Pod, container: &str, id: &str) -> Option<(bool, bool)>
     same.then(|| (known.started == Some(true), known.ready))
 }
 
-/// The questions to one run of a container.
+/// The probes of one run of a container.
 struct ProbeWorker {
     node: Arc<Node>,
     pod: Pod,
     container: Container,
     id: String,
     since: Timestamp,
-    /// The addresses of the sandbox it runs in.
+    /// The IP addresses of the run's sandbox.
     ips: Vec<String>,
 }
 
@@ -101,7 +103,7 @@ impl ProbeWorker {
     async fn run(self) {
         let started = self.with_health(|health| health.started).unwrap_or(false);
         if let Some(startup) = self.container.startup_probe.clone().filter(|_| !started) {
-            // Nothing else is asked before the container has started.
+            // The other probes start after the startup probe has succeeded.
             if !self.probe_until_success(&startup, "Startup").await {
                 return;
             }
@@ -123,12 +125,14 @@ impl ProbeWorker {
         tokio::join!(alive, ready);
     }
 
-    /// Asks until the answer is good; `false` when the container has failed to start or is gone.
+    /// Probes until the first success. Returns `false` if the container has failed to start or is
+    /// gone.
     async fn probe_until_success(&self, probe: &Probe, kind: &'static str) -> bool {
         let (early, first) = (delay(probe), first_probe_delay(probe));
         wait(early).await;
         if early < first {
-            // Who has started already need not wait for the answer that counts.
+            // One early probe lets a container that has started already skip the rest of the delay.
+            // A failure does not count.
             if self.should_probe(kind) && self.run_probe(probe).await.is_ok() {
                 self.count(kind, true);
                 return true;
@@ -228,6 +232,7 @@ impl ProbeWorker {
     }
 
     fn should_probe(&self, kind: &str) -> bool {
+        // The state is removed when the run has ended or the pod is gone, which stops the worker.
         let Some(health) = self.with_health(|health| *health) else { return false };
         should_probe(kind, health, || self.node.is_terminating(&self.pod))
     }
@@ -244,30 +249,31 @@ impl ProbeWorker {
         }
     }
 
-    /// What is known of this run. Nothing, once it has ended or its pod is gone, and that is not begun anew.
+    /// Accesses the state of this run. `None` once the run has ended or the pod is gone. A missing
+    /// entry is never created again here.
     fn with_health<T>(&self, f: impl FnOnce(&mut ContainerHealth) -> T) -> Option<T> {
         let mut pod_states = self.node.pod_states.lock();
         pod_states.get_mut(self.pod.uid())?.health.get_mut(&self.id).map(f)
     }
 }
 
-/// Whether a probe goes on while its container runs. Whatever the other two find, a container that is being stopped is not
-/// restarted; readiness counts until the end, since it decides about traffic.
+/// Whether a probe still runs. A container that is being stopped is not restarted, so its startup
+/// and liveness probes end. Readiness probes continue, because they control traffic.
 fn should_probe(kind: &str, health: ContainerHealth, is_terminating: impl Fn() -> bool) -> bool {
     kind == READINESS || !health.dead && !is_terminating()
 }
 
-/// Why an answer is not a good one.
+/// Why a probe did not succeed.
 #[derive(Debug, PartialEq)]
 enum ProbeError {
-    /// The container is not well.
+    /// The probe has failed.
     Failure(String),
-    /// It could not be asked, which says nothing of how it is.
+    /// The probe could not be run. This does not count as a failure.
     Unknown(String),
 }
 
 impl ProbeError {
-    /// In upstream's words.
+    /// The event message, as upstream has it.
     fn message(&self, kind: &str) -> String {
         match self {
             ProbeError::Failure(reason) => format!("{kind} probe failed: {reason}"),
@@ -278,7 +284,7 @@ impl ProbeError {
     }
 }
 
-/// What a command that was run in a container says of it.
+/// The result of an exec probe.
 fn exec_result(
     command: &[String],
     timeout: Duration,
@@ -296,7 +302,7 @@ fn exec_result(
     }
 }
 
-/// Asks again, a few times, where nobody could be asked.
+/// Repeats a probe that could not be run.
 async fn probe_with_retries<F>(run_probe: impl Fn() -> F) -> Result<(), ProbeError>
 where
     F: Future<Output = Result<(), ProbeError>>,
@@ -311,7 +317,7 @@ where
     answer
 }
 
-/// How often in a row the answer was the same.
+/// Counts equal results in a row.
 #[derive(Default)]
 struct ResultCounter {
     good: i32,
@@ -319,7 +325,7 @@ struct ResultCounter {
 }
 
 impl ResultCounter {
-    /// Counts an answer, and says how the container is where that is enough to know.
+    /// Counts a result. Returns the new state once the success or failure threshold is reached.
     fn count(&mut self, probe: &Probe, answer: &Result<(), ProbeError>) -> Option<bool> {
         match answer {
             Ok(()) => (self.good, self.bad) = (self.good + 1, 0),
@@ -336,7 +342,8 @@ fn delay(probe: &Probe) -> i32 {
     probe.initial_delay_seconds.unwrap_or(0)
 }
 
-/// What is left of a delay that begins when the container starts, however long its startup probe takes.
+/// The rest of an initial delay that starts with the container, no matter how long its startup
+/// probe takes.
 fn remaining_delay(delay: i32, running: SignedDuration) -> i32 {
     let past = i32::try_from(running.as_secs()).unwrap_or(i32::MAX);
     delay.saturating_sub(past).clamp(0, delay.max(0))
@@ -346,8 +353,9 @@ fn period(probe: &Probe) -> i32 {
     probe.period_seconds.unwrap_or(10)
 }
 
-/// For how long no answer is held against a container. Upstream asks in a rhythm that begins with the pod, so that one that
-/// may fail once is not ended while it is about to begin; only whether it is ready is asked at once.
+/// The delay before failures count. Upstream probes on a ticker that starts with the pod, so that a
+/// container with a failure threshold of one is not killed while it starts. Readiness probes have
+/// no such delay.
 fn first_probe_delay(probe: &Probe) -> i32 {
     delay(probe).max(period(probe))
 }
@@ -385,7 +393,7 @@ mod tests {
             Err(runtime::Error::Rejected { call: "ExecSync", code, message: message.to_owned() })
         };
         check(Ok(0), Ok(()));
-        // Whatever a shell says of commands that it does not find is the container's own answer.
+        // Exit codes 126 and 127 of a shell count as failures of the container.
         for code in [1, 126, 127] {
             check(Ok(code), failure("outerr"));
         }
@@ -460,7 +468,8 @@ mod tests {
         check([unknown("a"), unknown("b"), unknown("c"), Ok(())], unknown("c"), 3).await;
     }
 
-    /// `+` and `-` are good and bad answers, `?` is none; the last one is what is known then.
+    /// `+` and `-` are success and failure, `?` is unknown. The expected value is the result after
+    /// the last one.
     #[test]
     fn result_changes_at_success_and_failure_threshold() {
         let check = |results: &str, expected: Option<bool>| {

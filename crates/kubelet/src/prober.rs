@@ -1,4 +1,7 @@
-//! Asking what listens in a pod how it is: over TCP, HTTP, HTTPS and gRPC. An error is what people are told.
+//! Network probes and HTTP lifecycle hooks: TCP, HTTP, HTTPS and gRPC. Error texts are those of
+//! Go's clients, since they appear in events.
+//!
+//! Upstream: `pkg/probe` and `pkg/kubelet/lifecycle/handlers.go`.
 
 use std::time::Duration;
 
@@ -14,16 +17,16 @@ use tokio_rustls::TlsConnector;
 
 use crate::hooks::resolve_port;
 
-/// What is read of an answer: enough to say what was wrong.
+/// The maximum number of bytes read from a response. Enough for an error message.
 pub const MAX_RESPONSE_BYTES: usize = 10 << 10;
 const MAX_REDIRECTS: usize = 10;
-/// What is said of a server that answers without TLS, where that was wanted.
+/// The error if the server does not use TLS on a connection that requires it.
 const PLAINTEXT_SERVER: &str = "http: server gave HTTP response to HTTPS client";
-/// What gRPC's health service answers with, by number.
+/// The status names of gRPC's health service, by number.
 const GRPC_SERVING_STATUS: [&str; 4] = ["UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"];
 const GRPC_UNIMPLEMENTED: &str = "12";
 
-/// Connects and hangs up.
+/// Opens a TCP connection and closes it.
 pub async fn tcp(host: &str, port: u16, timeout: Duration) -> Result<(), String> {
     match tokio::time::timeout(timeout, TcpStream::connect((host, port))).await {
         Ok(Ok(_)) => Ok(()),
@@ -32,7 +35,7 @@ pub async fn tcp(host: &str, port: u16, timeout: Duration) -> Result<(), String>
     }
 }
 
-/// A page that is asked for.
+/// An HTTP GET request of a probe or a hook.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HttpGetRequest {
     tls: bool,
@@ -40,15 +43,15 @@ pub struct HttpGetRequest {
     port: u16,
     path: String,
     headers: Vec<HTTPHeader>,
-    /// What it is asked for, which is part of the asker's name.
+    /// `probe` or `lifecycle`. Part of the User-Agent header.
     purpose: &'static str,
 }
 
-/// How a page was called.
+/// How an HTTP lifecycle hook succeeded.
 #[derive(Debug, PartialEq)]
 pub enum HttpHookResult {
     Success,
-    /// With TLS was wanted, but the server knows nothing of that.
+    /// The server does not use TLS, so the request was repeated over HTTP.
     HttpFallback,
 }
 
@@ -58,7 +61,8 @@ struct HttpResponse {
 }
 
 impl HttpGetRequest {
-    /// The page that somebody means who has a probe or a hook in this container, at the host it names or else at `host`.
+    /// The request of a probe or hook of this container, to the host that it names or else to
+    /// `host`.
     pub fn new(
         container: &Container,
         host: &str,
@@ -77,7 +81,7 @@ impl HttpGetRequest {
         })
     }
 
-    /// Asks for the page; any answer from 200 to 399 is a good one.
+    /// Sends the request of a probe. A status code from 200 to 399 is a success.
     pub async fn probe(&self, timeout: Duration) -> Result<(), String> {
         match tokio::time::timeout(timeout, self.fetch_status()).await {
             Ok(Ok(200..400)) => Ok(()),
@@ -90,11 +94,11 @@ impl HttpGetRequest {
         }
     }
 
-    /// Asks for the page, however long that takes; any answer is a good one.
+    /// Sends the request of a hook, without a timeout. Every status code is a success.
     pub async fn call(&self) -> Result<HttpHookResult, String> {
         match self.fetch_status().await {
             Err(reason) if reason.ends_with(PLAINTEXT_SERVER) => {
-                // What is for one who proves who they are is not for everybody on the way.
+                // Credentials must not be sent unencrypted. Upstream drops this header as well.
                 let is_open = |header: &&HTTPHeader| !header.name.eq_ignore_ascii_case("authorization");
                 let headers = self.headers.iter().filter(is_open).cloned().collect();
                 let request = HttpGetRequest { tls: false, headers, ..self.clone() };
@@ -104,7 +108,6 @@ impl HttpGetRequest {
         }
     }
 
-    /// The host and the port.
     pub fn authority(&self) -> String {
         join_host_port(&self.host, self.port)
     }
@@ -114,7 +117,8 @@ impl HttpGetRequest {
         format!("{scheme}://{}{}", self.authority(), self.path)
     }
 
-    /// The code of the answer. Redirects on the same host are followed; one that leads elsewhere is an answer.
+    /// The status code of the response. Redirects within the same host are followed. A redirect to
+    /// another host is the final response.
     async fn fetch_status(&self) -> Result<u16, String> {
         let mut target = self.clone();
         for _ in 0..MAX_REDIRECTS {
@@ -138,7 +142,8 @@ impl HttpGetRequest {
             false => format!("Get {url:?}: {error}"),
         };
         let response = if self.tls {
-            // Whom a certificate in a pod is for nobody knows.
+            // The name in the certificate of a pod is not known, so it is not verified. Upstream
+            // does the same.
             let config = pki::unverified().map_err(|error| error.to_string())?;
             let name = ServerName::try_from(self.host.clone()).map_err(|error| error.to_string())?;
             let stream = TlsConnector::from(config).connect(name, stream).await.map_err(failed)?;
@@ -161,7 +166,7 @@ impl HttpGetRequest {
         stream.write_all(self.encode_request().as_bytes()).await?;
         let mut response = Vec::new();
         match stream.take(MAX_RESPONSE_BYTES as u64).read_to_end(&mut response).await {
-            // Many servers hang up without a word once they have said theirs.
+            // Many servers close the connection without `close_notify` after the response.
             Err(error) if response.is_empty() => Err(error),
             _ => Ok(response),
         }
@@ -175,7 +180,7 @@ impl HttpGetRequest {
         };
         let (mut host, mut agent, mut accept) = (false, false, false);
         for header in &self.headers {
-            // A line break would begin another header.
+            // A line break in a value would start another header.
             let value: String = header.value.chars().filter(|character| !character.is_control()).collect();
             host |= push_header(&header.name, &value, "host");
             agent |= header.name.eq_ignore_ascii_case("user-agent");
@@ -193,7 +198,7 @@ impl HttpGetRequest {
         format!("GET {} HTTP/1.1\r\n{headers}Connection: close\r\n\r\n", self.path)
     }
 
-    /// Where a redirect leads, if that is the same host.
+    /// The target of a redirect, if it is on the same host.
     fn resolve_redirect(&self, to: &str) -> Option<HttpGetRequest> {
         if let Some(path) = to.strip_prefix('/').filter(|rest| !rest.starts_with('/')) {
             return Some(HttpGetRequest { path: format!("/{path}"), ..self.clone() });
@@ -213,7 +218,7 @@ impl HttpGetRequest {
     }
 }
 
-/// Asks gRPC's health service.
+/// Calls gRPC's health service.
 pub async fn grpc(host: &str, port: u16, service: &str, timeout: Duration) -> Result<(), String> {
     let address = join_host_port(host, port);
     let seconds = timeout.as_secs();
@@ -221,7 +226,7 @@ pub async fn grpc(host: &str, port: u16, service: &str, timeout: Duration) -> Re
     let connect = TcpStream::connect((host, port));
     let stream = match tokio::time::timeout(timeout, connect).await {
         Ok(Ok(stream)) => stream,
-        // A blocking dial goes on until its time is over, whatever the reason.
+        // grpc-go dials blocking for probes: it retries until the timeout, whatever the error is.
         _ => {
             return Err(format!(
                 "timeout: failed to connect service {address:?} within {seconds}s: context deadline exceeded"
@@ -249,7 +254,7 @@ pub async fn grpc(host: &str, port: u16, service: &str, timeout: Duration) -> Re
     }
 }
 
-/// What a health service says.
+/// The result of a health check.
 #[derive(Debug, PartialEq)]
 enum GrpcHealth {
     Status(u64),
@@ -288,7 +293,7 @@ async fn check_grpc_health(stream: TcpStream, address: &str, service: &str) -> R
     response
 }
 
-/// A HealthCheckRequest in gRPC's frame: the service is field 1.
+/// Encodes a HealthCheckRequest with gRPC's frame header. The service name is field 1.
 fn encode_health_request(service: &str) -> Bytes {
     let mut message = Vec::new();
     if !service.is_empty() {
@@ -307,7 +312,7 @@ fn encode_health_request(service: &str) -> Bytes {
     frame.into()
 }
 
-/// The status of a HealthCheckResponse in its frame, which is field 1, and 0 where it is left out.
+/// Decodes the status from a framed HealthCheckResponse: field 1, or 0 if it is missing.
 fn decode_health_status(frame: &[u8]) -> u64 {
     match frame.get(5..) {
         Some([0x08, rest @ ..]) => {
@@ -325,7 +330,7 @@ fn decode_health_status(frame: &[u8]) -> u64 {
     }
 }
 
-/// Whether what came is nothing that TLS begins with.
+/// Whether the peer's first bytes are not a TLS record.
 fn is_plaintext_response(error: &std::io::Error) -> bool {
     use rustls::{Error, InvalidMessage};
     let inner = error.get_ref().and_then(|inner| inner.downcast_ref::<Error>());

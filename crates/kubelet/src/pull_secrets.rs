@@ -1,4 +1,4 @@
-//! Credentials for registries, from the pod's pull secrets.
+//! Registry credentials from the image pull secrets of a pod.
 
 use std::collections::BTreeMap;
 
@@ -12,22 +12,23 @@ use serde_json::Value;
 use crate::image_pull_records::{self, PullSecret};
 use crate::{Node, image_reference};
 
-/// Docker's own registry as secrets name it, whatever images do.
+/// Docker Hub as pull secrets name it, whatever images use.
 const DOCKER_HUB: &str = "index.docker.io";
 
-/// The key of a Secret with what docker keeps in its config.json.
+/// The key of a Secret with the content of Docker's `config.json`.
 pub const DOCKER_CONFIG_JSON: &str = ".dockerconfigjson";
-/// The same as docker once wrote it.
+/// The key of a Secret with the older format of Docker.
 pub const DOCKER_CFG: &str = ".dockercfg";
 
-/// What is shown to a registry, and the secret or service account it is from, unless it is the node's own.
+/// Credentials for a registry, and the Secret or service account they come from; `None` if they are
+/// the node's own.
 pub struct RegistryCredential {
     pub auth: AuthConfig,
     pub source: Option<PullSecret>,
 }
 
-/// What to try, in order: every credential for the image, of the pod's secrets, the ones that are meant for the least
-/// first.
+/// All credentials from the pod's pull secrets that match the image, in the order in which they are
+/// tried: the most specific first.
 pub fn registry_credentials(node: &Node, pod: &Pod, image: &str) -> Vec<RegistryCredential> {
     let mut all = Vec::new();
     let mut missing = Vec::new();
@@ -52,13 +53,13 @@ pub fn registry_credentials(node: &Node, pod: &Pod, image: &str) -> Vec<Registry
     matching_credentials(all, image)
 }
 
-/// The secrets that a pod names. Some name none, which the API has always taken.
+/// The pull secrets of a pod. References without a name are valid in the API and are ignored.
 fn secret_names(pod: &Pod) -> impl Iterator<Item = &str> {
     let secrets = pod.spec.iter().flat_map(|spec| spec.image_pull_secrets.iter().flatten());
     secrets.map(|reference| reference.name.as_str()).filter(|name| !name.is_empty())
 }
 
-/// What is said where some are missing: the image may be had without them.
+/// The event message about missing secrets. They are no error, because the image may not need them.
 fn missing_secrets_message(missing: &[&str]) -> Option<String> {
     let names = missing.join(", ");
     (!missing.is_empty()).then(|| {
@@ -68,7 +69,7 @@ fn missing_secrets_message(missing: &[&str]) -> Option<String> {
     })
 }
 
-/// Those of the credentials for places that are for an image.
+/// The credentials that match an image; each comes with its registry.
 pub fn matching_credentials<T>(mut all: Vec<(String, T)>, image: &str) -> Vec<T> {
     let repository = repository(image);
     let has_own = all.iter().any(|(registry, _)| matches_repository(registry, &repository));
@@ -80,13 +81,13 @@ pub fn matching_credentials<T>(mut all: Vec<(String, T)>, image: &str) -> Vec<T>
     all.into_iter().map(|(_, one)| one).collect()
 }
 
-/// What a secret holds, by place; in docker's form of today or of old.
+/// The credentials in a Secret by registry, in the current or the older Docker format.
 fn secret_credentials(data: Option<&BTreeMap<String, ByteString>>) -> Vec<(String, AuthConfig)> {
     let read = |name: &str| parse_docker_config(name, &data?.get(name)?.0);
     read(DOCKER_CONFIG_JSON).or_else(|| read(DOCKER_CFG)).unwrap_or_default()
 }
 
-/// The credentials that a text of this form has, by place; `None` if it is not of this form.
+/// The credentials in a Docker configuration by registry; `None` if it is not of this format.
 pub fn parse_docker_config(form: &str, text: &[u8]) -> Option<Vec<(String, AuthConfig)>> {
     let config: serde_json::Map<String, Value> = serde_json::from_slice(text).ok()?;
     let registries = match form {
@@ -102,7 +103,7 @@ pub fn parse_docker_config(form: &str, text: &[u8]) -> Option<Vec<(String, AuthC
 fn auth_config(entry: &Value) -> AuthConfig {
     let text = |name: &str| entry[name].as_str().unwrap_or_default().to_owned();
     let (mut username, mut password) = (text("username"), text("password"));
-    // Kubernetes takes it with and without what fills it up, in any lines.
+    // Upstream accepts base64 with and without padding, and with line breaks.
     let auth: String = text("auth").split_whitespace().collect();
     let both = base64::engine::general_purpose::STANDARD_NO_PAD.decode(auth.trim_end_matches('=')).ok();
     if let Some((name, secret)) = both
@@ -112,11 +113,12 @@ fn auth_config(entry: &Value) -> AuthConfig {
     {
         (username, password) = (name.to_owned(), secret.to_owned());
     }
-    // Not for which server: as secrets have it, that is no address to a runtime where there is a port.
+    // `server_address` is not set: a runtime cannot parse it in the form of secrets if it contains
+    // a port.
     AuthConfig { username, password, ..AuthConfig::default() }
 }
 
-/// The image's repository in full.
+/// The full name of the image's repository.
 pub fn repository(image: &str) -> String {
     let name = image_reference::without_tag(image);
     match name.split_once('/') {
@@ -126,7 +128,7 @@ pub fn repository(image: &str) -> String {
     }
 }
 
-/// A registry, or a part of it, as secrets name it: with or without a scheme and the version of its API.
+/// The registry, and the path in it, of a key in a secret: without scheme and API version.
 pub fn normalize_registry(server: &str) -> String {
     let rest = server.strip_prefix("https://").or_else(|| server.strip_prefix("http://")).unwrap_or(server);
     let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -137,7 +139,7 @@ pub fn normalize_registry(server: &str) -> String {
     if path == "/" { host.to_owned() } else { format!("{host}{path}") }
 }
 
-/// Whether a place, of whose host any part may be a pattern, has a repository.
+/// Whether a registry pattern matches a repository. Each label of its host may contain wildcards.
 pub fn matches_repository(registry: &str, repository: &str) -> bool {
     let split = |text: &str| {
         let (host, path) = text.split_at(text.find('/').unwrap_or(text.len()));
@@ -154,10 +156,11 @@ pub fn matches_repository(registry: &str, repository: &str) -> bool {
             .all(|(pattern, part)| matches_glob(pattern.as_bytes(), part.as_bytes()))
 }
 
-/// Whether a text is as a pattern says, where `*` stands for anything and `?` for any one letter.
+/// Glob matching: `*` matches any text, `?` any one character. It only backtracks to the last star,
+/// so that no pattern takes exponential time.
 fn matches_glob(pattern: &[u8], text: &[u8]) -> bool {
     let (mut at, mut seen) = (0, 0);
-    // The last star, and what it stood for up to where.
+    // The position of the last star, and the end of the text that it matches.
     let mut star = None;
     while seen < text.len() {
         match pattern.get(at) {
@@ -227,7 +230,7 @@ mod tests {
         ] {
             assert_eq!(matches_glob(pattern.as_bytes(), text.as_bytes()), expected, "{pattern} {text}");
         }
-        // Not even one that is made to take long does.
+        // Takes exponential time with full backtracking.
         assert!(!matches_glob("*a".repeat(500).as_bytes(), "a".repeat(499).as_bytes()));
     }
 

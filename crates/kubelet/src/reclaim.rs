@@ -1,4 +1,4 @@
-//! Directories of the built-in storage class that go with their volume.
+//! Reclaims volumes of the built-in storage class: deletes the directory of a deleted volume.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 const PROVISIONER: &str = "rancher.io/local-path";
 const ON_NODE: &str = "local.path.provisioner/selected-node";
 
-/// Removes the directory of every volume that goes and is not to be kept.
+/// Deletes the directory of each deleted volume whose reclaim policy is `Delete`.
 pub fn listen(node: &Arc<Node>) {
     let own = node.settings.node_name.clone();
     node.ctx.caches.persistent_volumes().listen(move |changed| {
@@ -20,21 +20,21 @@ pub fn listen(node: &Arc<Node>) {
         let Some(dir) = reclaim_dir(volume, &own) else { return };
         tokio::task::spawn_blocking(move || match sys::trees::remove(&dir) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                tracing::warn!(%error, dir = %dir.display(), "cannot remove a volume's directory");
+                tracing::warn!(%error, dir = %dir.display(), "cannot remove the directory of a deleted volume");
             }
             _ => {}
         });
     });
 }
 
-/// The directory that goes with a volume: one of ours on this node, called after it.
+/// The directory of a volume, if it was provisioned on this node and is named after the volume.
 fn reclaim_dir(volume: &PersistentVolume, node: &str) -> Option<PathBuf> {
     let spec = volume.spec.as_ref()?;
     let provisioned_here =
         volume.annotation(PROVISIONED_BY) == Some(PROVISIONER) && volume.annotation(ON_NODE) == Some(node);
     let delete = spec.persistent_volume_reclaim_policy.as_deref() == Some("Delete");
     let path = PathBuf::from(&spec.host_path.as_ref()?.path);
-    // Whoever writes a volume by hand must not have anything else removed by it.
+    // A PersistentVolume that a user wrote by hand must not delete other directories.
     let named = path.file_name()?.to_str()?.starts_with(&format!("{}_", volume.name()));
     let plain = path.is_absolute() && path.components().all(|part| part.as_os_str() != "..");
     (provisioned_here && delete && named && plain && !volume.name().is_empty()).then_some(path)

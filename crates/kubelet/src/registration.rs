@@ -1,4 +1,4 @@
-//! The Node object: made when the node comes up, kept true, and kept alive by a lease.
+//! The Node object: registration, status updates and the lease.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,23 +19,26 @@ use crate::runtime_features::{self, RuntimeCapabilities};
 use crate::{Node, NodeReservation, enqueue_all, huge_pages, network};
 
 const LEASE_SECONDS: i32 = 40;
-/// The status is looked at with each beat of the node; it is written when it has changed, or after so many seconds.
+/// The status is computed on each housekeeping tick. It is written if it has changed, or after this
+/// many seconds.
 const STATUS_REPORT_SECONDS: i64 = 300;
-/// Until the node can be used somebody waits for it.
+/// The status is computed more often until the node is ready, because pods may wait for that.
 const UNREADY_POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// How long a lease that could not be written is left alone, doubled each time, but no longer than until the next beat.
+/// The first delay after a failed lease renewal. It doubles each time, but is not longer than until
+/// the next tick.
 const INITIAL_LEASE_RETRY: Duration = Duration::from_millis(200);
 const CONFLICT_RETRY: Duration = Duration::from_millis(50);
 const KUBELET_VERSION: &str = "v1.36.4";
-/// What the scheduler and admission may count on: streams reach containers as they come, in WebSockets too; pods are resized
-/// as a whole, and while they begin; and one container's end may begin all others anew.
+/// Features that the node declares to the scheduler and to admission: streams to containers are not
+/// translated, including WebSockets; pod-level resources and init containers can be resized in
+/// place; and the exit of one container may restart all.
 const DECLARED_FEATURES: [&str; 4] = [
     "ExtendWebSocketsToKubelet",
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
     "RestartAllContainersOnContainerExits",
 ];
-/// What is said of each shortage: reason and message where there is none, and where there is.
+/// Reasons and messages of each pressure condition: without pressure, and with it.
 const PRESSURE_CONDITIONS: [(&str, [&str; 2], [&str; 2]); 3] = [
     (
         "MemoryPressure",
@@ -54,39 +57,40 @@ const PRESSURE_CONDITIONS: [(&str, [&str; 2], [&str; 2]); 3] = [
     ),
 ];
 const MAX_REPORTED_IMAGES: usize = 50;
-/// Says that volumes are attached by a control loop, not by the node itself.
+/// Set if volumes are attached by the attach/detach controller and not by the kubelet.
 const CONTROLLER_MANAGED_ATTACH: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 
-/// How the node presents itself.
+/// How the node registers itself, and what its status contains.
 #[derive(Clone, Debug, Default)]
 pub struct NodeRegistration {
     pub labels: BTreeMap<String, String>,
     pub taints: Vec<Taint>,
     pub max_pods: u32,
     pub reserved: NodeReservation,
-    /// Where logs and streams of its containers can be had.
+    /// The port of the kubelet's API.
     pub port: u16,
-    /// The Node object is made by somebody else.
+    /// The kubelet does not create the Node object (`registerNode: false`).
     pub is_registered_externally: bool,
-    /// A controller of the cloud it is in looks after its addresses, and says when it may be used.
+    /// An external cloud provider sets the node's addresses and removes its `uninitialized` taint.
     pub has_external_cloud_provider: bool,
-    /// What that cloud calls it.
+    /// The ID of the node at the cloud provider.
     pub provider_id: String,
-    /// How often its status is looked at, if not with each beat.
+    /// How often the status is computed, if not on each tick (`nodeStatusUpdateFrequency`).
     pub status_update_frequency: Option<Duration>,
-    /// How often it is told though nothing has changed.
+    /// How often an unchanged status is written (`nodeStatusReportFrequency`).
     pub status_report_frequency: Option<Duration>,
-    /// How long the node is taken to live after each sign of that.
+    /// The duration of the lease (`nodeLeaseDurationSeconds`).
     pub lease_seconds: Option<i32>,
-    /// How many pods there may be by what it has of processors, if that is less than `max_pods`.
+    /// The limit of pods by the number of cores (`podsPerCore`), if it is lower than `max_pods`.
     pub max_pods_by_cores: Option<u32>,
-    /// How many images it tells of: 50 if nothing is said, all if it is less than nothing.
+    /// The maximum number of images in the status: 50 by default, all if it is negative
+    /// (`nodeStatusMaxImages`).
     pub max_reported_images: Option<i64>,
-    /// Nobody is let into containers, nor told what they have said.
+    /// Logs, exec, attach and port-forward are disabled (`enableDebuggingHandlers: false`).
     pub debug_handlers_disabled: bool,
 }
 
-/// Registers, then keeps the node's status and lease.
+/// Registers the node, then keeps its status and lease up to date.
 pub async fn run(node: &Node) {
     let nodes = node.ctx.caches.nodes().clone();
     nodes.wait_for_sync().await;
@@ -98,10 +102,11 @@ pub async fn run(node: &Node) {
                 let retry_after = match sync_node_status(node, &mut start_reported).await {
                     Ok(true) => None,
                     Ok(false) => Some(UNREADY_POLL_INTERVAL),
-                    // Others write to a new node as well; its first status must not wait for long.
+                    // Other components also write to a new node. Its first status must not wait for
+                    // the next tick.
                     Err(error) if error.is_conflict() => Some(CONFLICT_RETRY),
                     Err(error) => {
-                        tracing::warn!(%error, "cannot report the node's status");
+                        tracing::warn!(%error, "node status update failed, will retry");
                         None
                     }
                 };
@@ -116,11 +121,12 @@ pub async fn run(node: &Node) {
                 };
                 tokio::select! {
                     () = pause => {}
-                    // Volumes are not mounted before it is told that they are going to be used.
+                    // CSI volumes are not mounted before the status lists them as in use.
                     () = node.csi.in_use_changed.notified() => {}
                     () = node.devices.devices_changed.notified() => {}
                     Ok(()) = address.changed() => {
-                        // Pods tell where their node is, and those in its network are there too.
+                        // The status of a pod has the host IP, which is the pod IP with
+                        // `hostNetwork`.
                         enqueue_all(node);
                     }
                 }
@@ -130,7 +136,8 @@ pub async fn run(node: &Node) {
     );
 }
 
-/// Renews the lease with each beat. It is made as soon as the node is, also when that was made anew.
+/// Renews the lease on each tick. It is created as soon as the Node object exists, also after that
+/// was recreated.
 async fn keep_lease(node: &Node) {
     let node_created = Arc::new(Notify::new());
     let (notify, own) = (node_created.clone(), node.settings.node_name.clone());
@@ -142,9 +149,9 @@ async fn keep_lease(node: &Node) {
     });
     let mut pause: Option<Duration> = None;
     loop {
-        // Others need not have made yet what a lease needs.
+        // The first attempt may fail, because other components create what the lease needs.
         pause = renew_lease(node).await.err().map(|error| {
-            tracing::warn!(%error, "cannot renew the node's lease");
+            tracing::warn!(%error, "node lease renewal failed, will retry");
             pause.map_or(INITIAL_LEASE_RETRY, |pause| pause.saturating_mul(2))
         });
         let retry = async {
@@ -153,7 +160,7 @@ async fn keep_lease(node: &Node) {
                 None => std::future::pending().await,
             }
         };
-        // Four signs of life should fit into the time.
+        // Four renewals should fit into the duration of the lease.
         let renew_early = async {
             match node.presentation.lease_seconds.and_then(|seconds| u64::try_from(seconds).ok()) {
                 Some(seconds @ ..40) => tokio::time::sleep(Duration::from_millis(seconds * 250)).await,
@@ -169,12 +176,13 @@ async fn keep_lease(node: &Node) {
     }
 }
 
-/// Whether the node is ready. That it starts is told once.
+/// Updates the node's status. Returns whether the node is ready. The event about the start is
+/// recorded once.
 async fn sync_node_status(node: &Node, start_reported: &mut bool) -> Result<bool, Error> {
     let key = Key::new("", &node.settings.node_name);
     let current = match node.ctx.caches.nodes().get(&key) {
         Some(current) => ApiNode::clone(&current),
-        // Somebody else makes it.
+        // Another component creates it.
         None if node.presentation.is_registered_externally => return Ok(true),
         None => node.ctx.create(&initial_node(node)).await?,
     };
@@ -202,7 +210,8 @@ async fn sync_node_status(node: &Node, start_reported: &mut bool) -> Result<bool
     Ok(ready)
 }
 
-/// Events for the start of a node, and for the machine's if the node was last heard of before that.
+/// The event about the start of the kubelet, and one about a reboot if the last status has another
+/// boot ID.
 fn startup_events(node: &ApiNode, boot_id: &str) -> Vec<(EventType, &'static str, String)> {
     let mut events = vec![(EventType::Normal, "Starting", "Starting kubelet.".to_owned())];
     let known = node.status.as_ref().and_then(|status| status.node_info.as_ref());
@@ -213,7 +222,7 @@ fn startup_events(node: &ApiNode, boot_id: &str) -> Vec<(EventType, &'static str
     events
 }
 
-/// Events for conditions that are not what they were.
+/// Records events about changed conditions.
 fn record_condition_changes(node: &Node, before: &ApiNode, now: &NodeStatus) {
     let known = before.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     for condition in now.conditions.iter().flatten() {
@@ -223,7 +232,7 @@ fn record_condition_changes(node: &Node, before: &ApiNode, now: &NodeStatus) {
         }
         let reason = match (condition.type_.as_str(), condition.status.as_str()) {
             ("Ready", "True") => "NodeReady".to_owned(),
-            // A node that is only just being set up has not stopped being ready.
+            // A new node has not become unready.
             ("Ready", _) if was.is_none() => continue,
             ("Ready", _) => "NodeNotReady".to_owned(),
             _ => condition.reason.clone().unwrap_or_default().replace("Kubelet", "Node"),
@@ -274,13 +283,13 @@ fn initial_node(node: &Node) -> ApiNode {
     }
 }
 
-/// Whether something other than the time has changed, or nothing was said for long.
+/// Whether something other than timestamps has changed, or the last report is too old.
 fn needs_update(before: Option<&NodeStatus>, now: &NodeStatus, node: &Node) -> bool {
     let Some(before) = before else { return true };
     let mut comparable = now.clone();
     let pairs = comparable.conditions.iter_mut().flatten().zip(before.conditions.iter().flatten());
     let mut oldest = None;
-    // Others say when they like what they have to say.
+    // Other components set the heartbeats of their own conditions.
     let own = |condition: &NodeCondition| {
         condition.type_ == "Ready" || PRESSURE_CONDITIONS.iter().any(|(known, ..)| *known == condition.type_)
     };
@@ -299,7 +308,7 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
     let before = current.status.clone().unwrap_or_default();
     let now = node.ctx.clock.now();
     let mut resources = resources(node);
-    // What others say this node has, such as a device plugin's or an administrator's, is there for pods too.
+    // Extended resources of device plugins, or added by an administrator, are available to pods.
     let device_resources = node.devices.device_counts();
     for (name, (all, _)) in &device_resources {
         resources.insert(name.clone(), Quantity(all.to_string()));
@@ -372,7 +381,7 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
         allocatable: Some(allocatable),
         addresses: Some(
             match before.addresses.clone().filter(|_| node.presentation.has_external_cloud_provider) {
-                // The cloud's own controller knows better.
+                // The cloud provider's addresses take precedence once they are set.
                 Some(known) if !known.is_empty() => known,
                 _ => addresses,
             },
@@ -397,12 +406,12 @@ async fn status(node: &Node, current: &ApiNode) -> NodeStatus {
     }
 }
 
-/// Whether a resource is one that Kubernetes itself knows nothing of.
+/// Whether a resource is an extended one: its domain does not belong to Kubernetes.
 pub fn is_extended(name: &str) -> bool {
     name.split_once('/').is_some_and(|(domain, _)| !domain.ends_with("kubernetes.io"))
 }
 
-/// Our conditions among those that others have added to the node.
+/// The kubelet's conditions merged into the existing ones; those of other components stay.
 fn merge_conditions(mut conditions: Vec<NodeCondition>, own: [NodeCondition; 4]) -> Vec<NodeCondition> {
     for condition in own {
         match conditions.iter_mut().find(|known| known.type_ == condition.type_) {
@@ -430,14 +439,14 @@ fn resources(node: &Node) -> BTreeMap<String, Quantity> {
     own.map(|(name, amount)| (name.to_owned(), Quantity(amount))).into_iter().chain(huge_pages).collect()
 }
 
-/// What is there for pods: all but what is reserved, and what must always be left.
+/// What pods can use: the capacity minus reservations and hard eviction thresholds.
 fn allocatable(node: &Node, mut resources: BTreeMap<String, Quantity>) -> BTreeMap<String, Quantity> {
     let limits = &node.settings.kubelet_config.hard_eviction;
     let eviction_reserve = |amount: crate::ThresholdValue, capacity: i64| {
         i64::try_from(amount.to_number(u64::try_from(capacity).unwrap_or(0))).unwrap_or(i64::MAX)
     };
     let reserved = |name: &str| node.presentation.reserved.of(name);
-    // Memory that is nothing else any more.
+    // Memory in huge page pools cannot be used as ordinary memory.
     let huge: i64 = resources
         .iter()
         .filter(|(name, _)| name.starts_with("hugepages-"))
@@ -485,7 +494,7 @@ fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }
 
-/// Another one each time the machine is switched on.
+/// Changes with each boot of the host.
 fn boot_id() -> String {
     read("/proc/sys/kernel/random/boot_id")
 }

@@ -1,4 +1,4 @@
-//! Whom pods ask for names, and how.
+//! The DNS configuration of pods.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,46 +11,47 @@ use runtime::cri::DnsConfig;
 use crate::{Node, Settings};
 
 const HOST_RESOLV_CONF: &str = "/etc/resolv.conf";
-/// Whom systemd's resolver asks, which itself is at an address that pods cannot reach.
+/// The upstream servers of systemd-resolved, whose own stub listens on an address that pods cannot
+/// reach.
 const SYSTEMD_RESOLV_CONF: &str = "/run/systemd/resolve/resolv.conf";
-/// What programs in containers can do with; upstream's numbers.
+/// Limits of resolver libraries in containers; the values are upstream's.
 const MAX_NAMESERVERS: usize = 3;
 const MAX_SEARCH_PATHS: usize = 32;
 const MAX_SEARCH_PATH_BYTES: usize = 253;
 const MAX_SEARCH_LINE_BYTES: usize = 2048;
 
-/// Where the node's own settings of the resolver are, for pods that want them.
+/// Where the node's resolver configuration is, for pods with `dnsPolicy: Default`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum ResolverConfig {
-    /// Where all programs of this host look.
+    /// The `resolv.conf` of the host.
     #[default]
     Host,
     File(PathBuf),
-    /// Nowhere: pods have nobody to ask but themselves.
+    /// No configuration: pods get a loopback nameserver.
     None,
 }
 
 impl ResolverConfig {
-    /// Upstream's way to say it: no path is no settings.
+    /// As upstream's `resolvConf`: an empty path means no configuration.
     pub fn from_path(path: &str) -> ResolverConfig {
         if path.is_empty() { ResolverConfig::None } else { ResolverConfig::File(path.into()) }
     }
 
-    /// The settings as they are now: hosts change them as they go from one network to another.
+    /// Reads the current configuration. It changes when a host moves to another network.
     fn read(&self) -> DnsConfig {
         match self {
             ResolverConfig::Host => {
                 reachable_config(&read(Path::new(HOST_RESOLV_CONF)), || read(Path::new(SYSTEMD_RESOLV_CONF)))
             }
             ResolverConfig::File(path) => read(path).unwrap_or_else(|error| {
-                tracing::warn!(%error, path = %path.display(), "no settings of the resolver");
+                tracing::warn!(%error, path = %path.display(), "cannot read the resolver configuration");
                 DnsConfig::default()
             }),
             ResolverConfig::None => DnsConfig::default(),
         }
     }
 
-    /// Whom a program of this host asks: it can reach what pods cannot.
+    /// The nameservers for a process on this host, which can reach addresses that pods cannot.
     pub fn servers(&self) -> Vec<IpAddr> {
         let dns = match self {
             ResolverConfig::Host => read(Path::new(HOST_RESOLV_CONF)).unwrap_or_default(),
@@ -60,7 +61,7 @@ impl ResolverConfig {
     }
 }
 
-/// What a pod gets, and what is to be told of what it does not get.
+/// The DNS configuration of a pod, and warnings about what was omitted.
 pub fn pod_dns_config(pod: &Pod, settings: &Settings) -> (DnsConfig, Vec<String>) {
     let spec = pod.spec.clone().unwrap_or_default();
     let host_network = spec.host_network == Some(true);
@@ -73,7 +74,7 @@ pub fn pod_dns_config(pod: &Pod, settings: &Settings) -> (DnsConfig, Vec<String>
         "ClusterFirstWithHostNet" if !settings.cluster_dns.is_empty() => {
             apply_cluster_dns(&mut dns, pod, settings)
         }
-        // So that the runtime does not put the host's in their place.
+        // An empty list would make the runtime use the host's configuration.
         _ if settings.resolver == ResolverConfig::None => {
             let own = |ip: &String| if ip.contains(':') { "::1" } else { "127.0.0.1" };
             dns.servers.extend(settings.node_ips().iter().map(|ip| own(ip).to_owned()));
@@ -92,7 +93,7 @@ pub fn pod_dns_config(pod: &Pod, settings: &Settings) -> (DnsConfig, Vec<String>
     (dns, warnings)
 }
 
-/// Tells a pod what was left out for it.
+/// Records events about what was omitted from a pod's configuration.
 pub fn record_limit_warnings(node: &Node, pod: &Pod) {
     for message in pod_dns_config(pod, &node.settings).1 {
         node.ctx.events.warning(pod, "DNSConfigForming", message);
@@ -124,7 +125,7 @@ fn omit_duplicates(words: &mut Vec<String>) {
     words.retain(|word| seen.insert(word.clone()));
 }
 
-/// Leaves out what would be too much, and says so in upstream's words.
+/// Omits what exceeds the limits. Returns upstream's warnings.
 fn apply_limits(dns: &mut DnsConfig) -> Vec<String> {
     let mut warnings = Vec::new();
     if dns.servers.len() > MAX_NAMESERVERS {
@@ -149,7 +150,8 @@ fn apply_limits(dns: &mut DnsConfig) -> Vec<String> {
     warnings
 }
 
-/// The host's settings, unless all servers there are the host itself and somebody else knows whom that asks.
+/// The host's configuration. If all its nameservers are loopback addresses, that of
+/// systemd-resolved is used instead, if it has any.
 fn reachable_config(
     host_config: &io::Result<DnsConfig>,
     systemd_config: impl Fn() -> io::Result<DnsConfig>,
@@ -171,7 +173,7 @@ fn parse(text: &str) -> DnsConfig {
         let mut words = line.split_whitespace();
         match words.next() {
             Some("nameserver") => dns.servers.extend(words.next().map(str::to_owned)),
-            // The last line counts.
+            // The last line applies.
             Some("search") => {
                 let words = words.filter(|word| *word != ".");
                 dns.searches = words.map(|word| word.strip_suffix('.').unwrap_or(word).to_owned()).collect();
@@ -247,7 +249,7 @@ mod tests {
         check(host, &settings, pod("ClusterFirst", false), cluster.clone());
         check(host, &settings, pod("ClusterFirstWithHostNet", true), cluster);
         check(host, &settings, pod("ClusterFirst", true), dns("10.0.0.1", "lan", "rotate"));
-        // As the file is now, not as it was.
+        // The file is read each time.
         check("nameserver 10.0.0.2\n", &settings, pod("Default", false), dns("10.0.0.2", "", ""));
         let mut own = pod("Default", false);
         own["dnsConfig"] = json!({

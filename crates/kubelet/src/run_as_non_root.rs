@@ -1,4 +1,4 @@
-//! Who a container would run as, for those that must not be root.
+//! Enforces `runAsNonRoot`, and completes the user of a container from its image.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use reconcile::Object as _;
@@ -6,7 +6,7 @@ use runtime::cri::{Image, ImageSpec, LinuxContainerSecurityContext};
 
 use crate::Node;
 
-/// Names the image's user for a container that has only its group said: runtimes take no group without one.
+/// Sets the image's user for a container with only `runAsGroup`: CRI requires a user with a group.
 pub async fn set_image_user(
     node: &Node,
     image: &ImageSpec,
@@ -24,7 +24,7 @@ pub async fn set_image_user(
     Ok(())
 }
 
-/// Refuses to run as root what must not be.
+/// Fails for a container with `runAsNonRoot` that would run as root.
 pub async fn verify_non_root(
     node: &Node,
     pod: &Pod,
@@ -54,7 +54,7 @@ fn container_description(pod: &Pod, container: &Container) -> String {
     format!("pod: {pod_name:?}, container: {}", container.name)
 }
 
-/// What has to be found out.
+/// The result of the security contexts alone.
 #[derive(Debug, PartialEq)]
 enum NonRootCheck {
     None,

@@ -1,4 +1,5 @@
-//! What the runtime says it can do beyond the least that is asked of one, and whether that is enough for a pod.
+//! The optional features that a container runtime reports through CRI, and checks that they suffice
+//! for a pod. Shown in `status.runtimeHandlers` and `status.features` of the Node.
 
 use k8s_openapi::api::core::v1::{NodeFeatures, NodeRuntimeHandler, NodeRuntimeHandlerFeatures, Pod};
 use k8s_openapi::api::node::v1::RuntimeClass;
@@ -7,16 +8,18 @@ use runtime::cri::{RuntimeHandler, StatusResponse};
 
 use crate::{Node, volumes};
 
-/// The name of the runtime inside this program. What it can do follows from the node's version, so that the node does
-/// not tell of it: its status has the fields that upstream's has with a runtime that tells nothing.
+/// The name of the built-in runtime. Its features follow from the version of the node, so the node
+/// status leaves the feature fields out, as upstream's kubelet does with a runtime that reports
+/// none.
 const BUILTIN_RUNTIME: &str = "skiff";
 
+/// What the runtime supports beyond the required part of CRI.
 #[derive(Clone, Debug, Default)]
 pub struct RuntimeCapabilities {
-    /// The handlers with which all that is mounted below a read-only mount can be read-only as well; the usual one has
-    /// no name.
+    /// The runtime handlers that support recursive read-only mounts. The default handler has an
+    /// empty name.
     recursive_read_only: Vec<String>,
-    /// Containers can be without the groups that their image gives them.
+    /// The runtime supports the `Strict` policy for supplemental groups.
     pub strict_groups: bool,
 }
 
@@ -35,13 +38,13 @@ impl RuntimeCapabilities {
         }
     }
 
-    /// Whether all that is mounted below a read-only mount can be read-only as well, with this handler.
+    /// Whether this runtime handler supports recursive read-only mounts.
     pub fn supports_recursive_read_only(&self, handler: &str) -> bool {
         self.recursive_read_only.iter().any(|known| known == handler)
     }
 }
 
-/// What the node's status tells of a runtime.
+/// The `runtimeHandlers` and `features` of the node status.
 pub fn node_status_features(
     runtime: &str,
     status: Option<&StatusResponse>,
@@ -61,7 +64,7 @@ pub fn node_status_features(
 }
 
 impl Node {
-    /// What the runtime calls the class the pod wants to be run by.
+    /// The runtime handler of the pod's RuntimeClass. Empty for the default handler.
     pub async fn runtime_handler(&self, pod: &Pod) -> Result<String, String> {
         let class = pod.spec.as_ref().and_then(|spec| spec.runtime_class_name.as_deref()).unwrap_or_default();
         if class.is_empty() {
@@ -74,23 +77,24 @@ impl Node {
         }
     }
 
-    /// Whether what is mounted below read-only mounts of the pod can be read-only as well.
+    /// Whether the read-only mounts of the pod can be recursively read-only.
     pub async fn pod_supports_recursive_read_only(&self, pod: &Pod) -> bool {
         let mounts = volumes::all_mounts(pod);
-        // Nearly nobody asks for it.
+        // Hardly any pod uses the field. Return early, because the lookup of the RuntimeClass is a
+        // request.
         if mounts.filter_map(|mount| mount.recursive_read_only.as_deref()).all(|mode| mode == "Disabled") {
             return false;
         }
         match self.runtime_handler(pod).await {
             Ok(handler) => self.runtime_capabilities.lock().supports_recursive_read_only(&handler),
             Err(error) => {
-                tracing::warn!(error, pod = %pod.key(), "no runtime handler");
+                tracing::warn!(error, pod = %pod.key(), "failed to look up the runtime handler");
                 false
             }
         }
     }
 
-    /// Whether the runtime has users of pods' own, in upstream's words where not.
+    /// Fails with upstream's message unless the runtime handler supports user namespaces.
     pub async fn check_user_namespaces(&self, handler: &str) -> Result<(), String> {
         let not = match handler {
             "" => "can't set `spec.hostUsers: false`, runtime does not support user namespaces".to_owned(),

@@ -1,8 +1,9 @@
-//! The node's HTTPS API: what the API server asks a node for, mostly in the name of users.
+//! The kubelet's HTTPS API. Most requests come from the API server on behalf of users.
 //!
-//! Who may ask for what is the API server's to say ([`access`]). Pods and containers are looked up by name among
-//! this node's and paths are made from what is found, never from what was asked. Streams are the runtime's own: it is asked for an address,
-//! and the connection is tied to it. Read [`run`], then [`answer`].
+//! The API server decides who may access what ([`access`]). Pods and containers are looked up by
+//! name among those of this node, and paths are built from what was found, never from the request.
+//! Streams are served by the runtime: it returns an address, and the client's connection is
+//! forwarded to it. Start reading at [`run`], then [`handle_request`].
 
 mod access;
 mod log;
@@ -39,31 +40,31 @@ use crate::Node;
 use request::{MetricsEndpoint, QueryFlags, Route, StreamOptions};
 
 const TLS_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// To send a request's headers, the pause before them included.
+/// For the headers of a request, including the idle time before them.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(90);
 const MAX_CONNECTIONS: usize = 4096;
-/// To reach the runtime's own server, which is on this machine.
+/// For the connection to the runtime's streaming server, which is on this host.
 const STREAM_DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where the node's API is served, and to whom.
+/// The listener, certificates and users of the kubelet's API.
 pub struct KubeletServer {
     pub listener: TcpListener,
-    /// The certificate to show.
+    /// The serving certificate.
     pub serving: Arc<ServingCertificate>,
-    /// Who vouches for clients.
+    /// The CA of client certificates.
     pub authority: ClientAuthority,
-    /// The name of the API server.
+    /// The user name of the API server.
     pub api_server_user: String,
 }
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// Serves until the node ends; what is being served then ends with the connections' tasks.
+/// Serves until the node stops. Open connections end with their tasks then.
 pub(crate) async fn run(node: &Arc<Node>, api: Option<KubeletServer>) {
     let Some(api) = api else { return std::future::pending().await };
     let tls = pki::server_config(api.serving.clone(), std::slice::from_ref(&api.authority));
     let prepared = tls.map_err(error_text).and_then(|mut tls| {
-        // Streams need a connection of their own.
+        // Streams need an HTTP/1.1 connection of their own.
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
         api.listener.set_nonblocking(true).map_err(error_text)?;
         let listener = api.listener.try_clone().map_err(error_text)?;
@@ -72,7 +73,7 @@ pub(crate) async fn run(node: &Arc<Node>, api: Option<KubeletServer>) {
     let (tls, listener) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => {
-            tracing::error!(error, "the node's API cannot be served");
+            tracing::error!(error, "cannot serve the kubelet API");
             return std::future::pending().await;
         }
     };
@@ -113,7 +114,7 @@ async fn serve_connection(
     let stream = match tokio::time::timeout(TLS_HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake failed"),
-        Err(_) => return tracing::debug!("TLS handshake took too long"),
+        Err(_) => return tracing::debug!("TLS handshake timed out"),
     };
     let peer_certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let user = access::certificate_user(&api, peer_certificates, Timestamp::now());
@@ -137,7 +138,7 @@ async fn serve_connection(
     }
 }
 
-/// A refusal in the kubelet's words.
+/// An error response with upstream's text.
 type HttpError = (StatusCode, String);
 
 async fn handle_request(node: &Arc<Node>, request: Request<Incoming>) -> Response<Body> {
@@ -215,7 +216,7 @@ async fn port_forward(
     let ports: Vec<i32> =
         flags.all("port").flat_map(|text| text.split(',')).filter_map(|port| port.parse().ok()).collect();
     let pod = find_pod(node, pod)?;
-    // The newest: one that was given up may not have been noticed to be over yet, and its network is gone.
+    // The newest sandbox. An older one may have lost its network before its exit is noticed.
     let seen = crate::worker::observe(&*node.runtime, &pod, &node.settings).await.map_err(internal_error)?;
     let Some(sandbox) = seen.sandbox() else {
         return Err((StatusCode::INTERNAL_SERVER_ERROR, format!("not found (\"{}\")", pod.key())));
@@ -224,13 +225,17 @@ async fn port_forward(
     tunnel(&url, &mut request).await
 }
 
-/// Ties the client to what the runtime serves at `url`.
+/// Connects the client to the runtime's streaming server at `url`.
 async fn tunnel(url: &str, request: &mut Request<Incoming>) -> Result<Response<Body>, HttpError> {
     if !stream::is_upgrade_request(request.headers()) {
         return Err((StatusCode::BAD_REQUEST, "Upgrade request required".to_owned()));
     }
-    let invalid_address =
-        || (StatusCode::INTERNAL_SERVER_ERROR, "the container runtime gave no usable address".to_owned());
+    let invalid_address = || {
+        (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the container runtime returned an invalid streaming address".to_owned(),
+        )
+    };
     let url: http::Uri = url.parse().map_err(|_| invalid_address())?;
     let authority =
         url.authority().filter(|_| url.scheme_str() == Some("http")).ok_or_else(invalid_address)?;
@@ -238,7 +243,7 @@ async fn tunnel(url: &str, request: &mut Request<Incoming>) -> Result<Response<B
     let stream_error = |message: &dyn std::fmt::Display| {
         (
             StatusCode::INTERNAL_SERVER_ERROR,
-            format!("the container runtime's streams cannot be reached: {message}"),
+            format!("cannot connect to the streaming server of the container runtime: {message}"),
         )
     };
     let connected = tokio::time::timeout(STREAM_DIAL_TIMEOUT, TcpStream::connect(address)).await;
@@ -264,12 +269,12 @@ async fn tunnel(url: &str, request: &mut Request<Incoming>) -> Result<Response<B
     Ok(response)
 }
 
-/// One of this node's pods.
+/// A pod of this node.
 fn find_pod(node: &Node, key: &Key) -> Result<Arc<Pod>, HttpError> {
     node.pod(key).ok_or_else(|| (StatusCode::NOT_FOUND, format!("pod {:?} does not exist", key.name)))
 }
 
-/// The id of the container's present run.
+/// The ID of the running container of that name.
 async fn running_container_id(node: &Node, pod: &Key, container: &str) -> Result<String, HttpError> {
     let pod = find_pod(node, pod)?;
     let labels = [(crate::POD_UID, pod.uid()), (crate::CONTAINER_NAME, container)];
@@ -289,7 +294,7 @@ fn pods(node: &Node) -> Response<Body> {
     json(&json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items}))
 }
 
-/// What the runtime has, whatever the API says.
+/// The pods that the runtime runs, whatever the API says.
 async fn running_pods(node: &Node) -> Result<Response<Body>, HttpError> {
     let mut items: BTreeMap<(Key, String), Vec<Value>> = BTreeMap::new();
     for container in node.runtime.containers(&[]).await.map_err(internal_error)? {
@@ -320,7 +325,7 @@ async fn summary(node: &Node, query: Option<&str>) -> Result<Response<Body>, Htt
         .map_err(internal_error)
 }
 
-/// How this node is set up, in the words of upstream's configuration file.
+/// The node's settings as an upstream KubeletConfiguration.
 fn config(node: &Node) -> Value {
     let settings = &node.settings;
     json!({"kubeletconfig": {

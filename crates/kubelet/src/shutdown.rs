@@ -1,11 +1,13 @@
-//! Graceful node shutdown: ends pods in order before the machine goes down.
+//! Graceful node shutdown: terminates pods in order before the host goes down.
 //!
-//! The shutdown is announced in two ways. The process that runs the node is told to stop while the machine goes down, and
-//! asks for it by [`HostShutdown`]; this needs nothing installed and is always in use. Where `shutdownGracePeriod` is
-//! configured, systemd-logind is listened to and delayed by an inhibitor, too, as upstream does.
+//! There are two triggers. The process that runs the node is stopped during a shutdown of the host
+//! and requests it by [`HostShutdown`]; this needs nothing to be installed and is always in use. If
+//! `shutdownGracePeriod` is configured, systemd-logind is also watched and delayed by an inhibitor
+//! lock, as upstream does.
 //!
-//! Where nothing is configured, pods are only suspended: their containers end, their phase stays, and they are started
-//! again after a reboot as they would be without a graceful shutdown (docs/adr/0018). Configured, they fail as upstream's.
+//! If nothing is configured, pods are only suspended: their containers stop, their phase stays, and
+//! they start again after a reboot as they would without a graceful shutdown (docs/adr/0018). If it
+//! is configured, they fail as with upstream.
 
 pub mod plan;
 
@@ -24,22 +26,23 @@ use crate::Node;
 use crate::observed::POD_UID;
 use plan::ShutdownGroup;
 
-/// What is said of pods that end with their node, and of those that come too late.
+/// Reason and message of pods that are terminated by a shutdown, and of those that are rejected
+/// during one.
 pub const TERMINATED: (&str, &str) =
     ("Terminated", "Pod was terminated in response to imminent node shutdown.");
 pub const REJECTED: (&str, &str) = ("NodeShutdown", "Pod was rejected as the node is shutting down.");
 
-/// Between two attempts to listen, should the host's tools end by themselves.
+/// Delay before logind is watched again, should the host's tools exit.
 const LOGIND_RETRY: Duration = Duration::from_secs(60);
-/// Between two looks whether all pods of a group have ended.
+/// How often to check whether all pods of a group have terminated.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 const SHUTDOWN_SIGNAL_MATCH: &str =
     "type='signal',interface='org.freedesktop.login1.Manager',member='PrepareForShutdown'";
 
-/// How much time pods have by default, and how much of it critical pods.
+/// The default grace period in seconds, and the part of it that is for critical pods.
 pub const DEFAULT_SECONDS: (i64, i64) = (10, 5);
 
-/// Lets the process that runs the node ask for its pods to be ended.
+/// Lets the process that runs the node request the termination of its pods.
 #[derive(Clone, Debug)]
 pub struct HostShutdown(Arc<watch::Sender<ShutdownState>>);
 
@@ -57,8 +60,8 @@ impl Default for HostShutdown {
 }
 
 impl HostShutdown {
-    /// Ends the pods of the node in order; returns when they have ended or their time is over. Never returns while no node
-    /// runs.
+    /// Terminates the pods of the node in order. Returns when they have terminated or their time is
+    /// over. Never returns if no node is running.
     pub async fn terminate_pods(&self) {
         self.0.send_if_modified(|progress| {
             let is_first = *progress == ShutdownState::Idle;
@@ -71,7 +74,7 @@ impl HostShutdown {
     }
 }
 
-/// Waits for the machine to go down, and ends all pods then.
+/// Waits for a shutdown of the host and terminates all pods then.
 pub async fn run(node: &Arc<Node>) {
     let requested = async {
         let mut progress = node.host_shutdown.0.subscribe();
@@ -87,16 +90,20 @@ pub async fn run(node: &Arc<Node>) {
     }
 }
 
-/// Listens to logind, where the node is configured to. By default the processes that this takes are not worth it.
+/// Watches logind if a grace period is configured. It needs additional processes, so this is not
+/// the default.
 async fn watch_logind(node: &Arc<Node>) {
     if node.settings.shutdown.is_empty() || node.settings.is_shutdown_default {
         return std::future::pending().await;
     }
     loop {
         if let Err(error) = delay_shutdown(node).await {
-            tracing::warn!(error, "cannot delay a shutdown by logind, pods end when skiff is stopped for it");
+            tracing::warn!(
+                error,
+                "cannot delay a shutdown by logind, pods are terminated when skiff is stopped"
+            );
             if let Some(own) = node.ctx.caches.nodes().get(&Key::new("", &node.settings.node_name)) {
-                let message = format!("Cannot delay a shutdown until pods have ended: {error}");
+                let message = format!("Cannot delay a shutdown until pods have terminated: {error}");
                 node.ctx.events.warning(&*own, "GracefulShutdownUnavailable", message);
             }
         }
@@ -104,10 +111,10 @@ async fn watch_logind(node: &Arc<Node>) {
     }
 }
 
-/// Holds logind back and listens to it for as long as it speaks.
+/// Delays a shutdown by an inhibitor lock and handles signals of logind until its monitor exits.
 async fn delay_shutdown(node: &Arc<Node>) -> Result<(), String> {
     if !std::path::Path::new("/run/systemd/system").exists() {
-        return Err("it is not run by systemd, whose logind tells of it".to_owned());
+        return Err("systemd-logind is not available, because systemd is not running".to_owned());
     }
     let required_seconds: i64 = node.settings.shutdown.iter().map(|period| period.seconds).sum();
     check_inhibit_delay(required_seconds).await?;
@@ -120,14 +127,14 @@ async fn delay_shutdown(node: &Arc<Node>) -> Result<(), String> {
         .stderr(Stdio::null())
         .kill_on_drop(true)
         .spawn()
-        .map_err(|error| format!("busctl cannot be run ({error}); it comes with systemd"))?;
-    let output = monitor.stdout.take().ok_or("busctl says nothing")?;
+        .map_err(|error| format!("cannot run busctl ({error}); install systemd's tools"))?;
+    let output = monitor.stdout.take().ok_or("busctl has no output")?;
     let mut lines = BufReader::new(output).lines();
     while let Ok(Some(line)) = lines.next_line().await {
         match parse_shutdown_signal(&line) {
             Some(true) => {
                 terminate_all(node).await;
-                // Everybody may go on now.
+                // Dropping the inhibitor lock lets the shutdown continue.
                 lock = None;
             }
             Some(false) => {
@@ -140,7 +147,7 @@ async fn delay_shutdown(node: &Arc<Node>) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a signal says that the machine goes down, or that it does not after all.
+/// Whether a signal announces a shutdown (`true`) or that it was canceled (`false`).
 fn parse_shutdown_signal(line: &str) -> Option<bool> {
     let signal: serde_json::Value = serde_json::from_str(line).ok()?;
     if signal["member"] != "PrepareForShutdown" {
@@ -151,36 +158,36 @@ fn parse_shutdown_signal(line: &str) -> Option<bool> {
 
 fn inhibit_shutdown() -> Result<Child, String> {
     let mut command = Command::new("systemd-inhibit");
-    command.args(["--what=shutdown", "--mode=delay", "--who=skiff", "--why=Pods are ended in order first"]);
+    command.args(["--what=shutdown", "--mode=delay", "--who=skiff", "--why=Terminating pods in order"]);
     command.args(["sleep", "infinity"]).stdin(Stdio::null()).kill_on_drop(true);
-    command.spawn().map_err(|error| format!("systemd-inhibit cannot be run ({error}); it comes with systemd"))
+    command.spawn().map_err(|error| format!("cannot run systemd-inhibit ({error}); install systemd's tools"))
 }
 
-/// logind waits for nobody longer than it is set up to.
+/// Checks that logind's limit for inhibitor locks is not below the grace period.
 async fn check_inhibit_delay(required_seconds: i64) -> Result<(), String> {
     let mut command = Command::new("busctl");
     let manager = ["org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager"];
     command.args(["get-property", "--json=short"]).args(manager).arg("InhibitDelayMaxUSec");
     let reply = command.stdin(Stdio::null()).output().await.map_err(|error| format!("busctl: {error}"))?;
     let reply: serde_json::Value = serde_json::from_slice(&reply.stdout)
-        .map_err(|_| "systemd-logind does not answer: is it running?".to_owned())?;
+        .map_err(|_| "systemd-logind sent no valid reply: check that it is running".to_owned())?;
     let seconds = reply["data"].as_i64().unwrap_or(0) / 1_000_000;
     if seconds >= required_seconds {
         return Ok(());
     }
     Err(format!(
-        "logind waits for {seconds} s only, and pods are to have {required_seconds} s: set InhibitDelayMaxSec={required_seconds} in \
+        "logind delays a shutdown by at most {seconds} s, but the grace period is {required_seconds} s: set InhibitDelayMaxSec={required_seconds} in \
          /etc/systemd/logind.conf and restart systemd-logind"
     ))
 }
 
-/// Ends all pods of this node, one group after the other.
+/// Terminates all pods of this node, one group after the other.
 async fn terminate_all(node: &Arc<Node>) {
     node.is_shutting_down.send_replace(true);
     let pods = node.pods();
     let active: Vec<Arc<Pod>> = pods.into_iter().filter(|pod| !is_terminal(pod)).collect();
     let suspend_only = node.settings.is_shutdown_default;
-    tracing::info!(pods = active.len(), "the machine goes down, ending pods");
+    tracing::info!(pods = active.len(), "node is shutting down, terminating pods");
     for ShutdownGroup { seconds, pods } in plan::shutdown_groups(&node.settings.shutdown, &active) {
         for (pod, grace) in &pods {
             node.with_pod_state(pod, |worker_state| {
@@ -202,12 +209,12 @@ async fn terminate_all(node: &Arc<Node>) {
         };
         let seconds = u64::try_from(seconds).unwrap_or(0);
         if tokio::time::timeout(Duration::from_secs(seconds), ended).await.is_err() {
-            tracing::warn!(seconds, "not all pods have ended in time");
+            tracing::warn!(seconds, "not all pods terminated within the grace period");
         }
     }
 }
 
-/// Whether the API server knows that these pods have failed, where they do.
+/// Whether the API server has the final phase of these pods. Suspended pods keep their phase.
 fn all_reported(node: &Node, pods: &[(Arc<Pod>, i64)]) -> bool {
     node.settings.is_shutdown_default
         || pods
@@ -215,7 +222,7 @@ fn all_reported(node: &Node, pods: &[(Arc<Pod>, i64)]) -> bool {
             .all(|(pod, _)| node.pod_with_uid(&pod.key(), pod.uid()).is_none_or(|pod| is_terminal(&pod)))
 }
 
-/// Whether nothing runs any more of these pods.
+/// Whether none of these pods has a running sandbox.
 async fn all_terminated(node: &Node, pods: &[(Arc<Pod>, i64)]) -> bool {
     let Ok(sandboxes) = node.runtime.sandboxes(&[]).await else { return false };
     let is_listed = |uid: &String| pods.iter().any(|(pod, _)| pod.uid() == uid);

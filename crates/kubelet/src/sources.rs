@@ -1,4 +1,4 @@
-//! What pods refer to, from the caches.
+//! Cached objects that environment variables of pods refer to.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use schema::quantity::Quantity;
 
 use crate::env::Sources;
 
-/// The cluster's objects as this node sees them.
+/// The cluster's objects from the caches of this node.
 pub struct CachedSources<'a> {
     pub ctx: &'a Ctx,
     pub node_name: &'a str,

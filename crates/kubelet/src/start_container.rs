@@ -1,4 +1,4 @@
-//! Starting a container: its image, its environment, its volumes, itself.
+//! Starts containers: images, volumes and environment first, then the container itself.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,21 +15,21 @@ use crate::pull_secrets::RegistryCredential;
 use crate::volumes::{self, VolumeContext};
 use crate::{Node, config, docker_config, hooks, pull_secrets, user_namespaces};
 
-/// How far a start has come.
+/// The outcome of a start that did not fail.
 #[derive(PartialEq)]
 pub enum StartResult {
     Done,
-    /// An image is being pulled; the pod is looked at again when that is over.
+    /// An image is being pulled. The pod is synced again when the pull has finished.
     Pulling,
 }
 
 /// Why a container was not started.
 #[derive(Clone)]
 pub struct StartError {
-    /// The reason its state shows, such as `ErrImagePull`.
+    /// The reason in the container's state, such as `ErrImagePull`.
     pub reason: String,
     pub message: String,
-    /// Nothing is wrong: others have to do something first.
+    /// Not an error: another component has to do something first.
     pub waits: bool,
 }
 
@@ -37,7 +37,7 @@ fn start_error(reason: &str, message: impl Into<String>) -> StartError {
     StartError { reason: reason.to_owned(), message: message.into(), waits: false }
 }
 
-/// Starts one run of a container in the pod's sandbox, once its images are there.
+/// Starts a run of a container in the pod's sandbox once its images are present.
 pub async fn start_container(
     node: &Arc<Node>,
     pod: &Pod,
@@ -55,7 +55,7 @@ pub async fn start_container(
     run_container(node, pod, seen, (spec, attempt), (image, &volumes)).await.map(|()| StartResult::Done)
 }
 
-/// Runs a container whose images are there.
+/// Runs a container whose images are present.
 async fn run_container(
     node: &Arc<Node>,
     pod: &Pod,
@@ -94,7 +94,7 @@ async fn run_container(
             return Err(start_error("ContainerCreating", ""));
         }
     };
-    // Only now, since variables may come from files in volumes.
+    // After the volumes, because variables may come from files in them.
     let path = |name: &str| volume_paths.get(name).map(|volume| volume.path.as_path());
     let env =
         environment(pod, spec, &sources, &addresses(), &path).map_err(|missing| config_error(missing.0))?;
@@ -139,7 +139,7 @@ async fn run_container(
     config::target_pid_namespace(&mut config, target_container_id(pod, seen, &spec.name));
     let log = node.settings.log_dir(&pod.key(), pod.uid()).join(&spec.name);
     std::fs::create_dir_all(&log).map_err(|error| create_error(error.to_string()))?;
-    // One that was made before and never started.
+    // A container of this attempt that was created but never started.
     let created_container = seen
         .containers
         .iter()
@@ -147,8 +147,8 @@ async fn run_container(
     if let Some(created_container) = created_container
         && let Err(error) = node.runtime.remove_container(&created_container.id).await
     {
-        // Somebody before us has asked for its start, which is still going on.
-        tracing::debug!(%error, pod = %pod.key(), "waiting for a container that is about to be started");
+        // A start of it that was requested earlier is still in progress.
+        tracing::debug!(%error, pod = %pod.key(), "waiting for an earlier start of the container");
         return Err(StartError { waits: true, ..start_error("ContainerCreating", "") });
     }
     let id = node.runtime.create_container(&sandbox.id, &config, &sandbox_config).await;
@@ -171,7 +171,7 @@ async fn run_container(
     if let Some(hook) = spec.lifecycle.as_ref().and_then(|lifecycle| lifecycle.post_start.as_ref()) {
         let run = hooks::run(node, pod, spec, &id, hook);
         if let Some(Err(message)) = hooks::run_until_terminating(|| node.is_terminating(pod), run).await {
-            tracing::warn!(error = message, pod = %pod.key(), container = spec.name, "a hook has failed");
+            tracing::warn!(error = message, pod = %pod.key(), container = spec.name, "post-start hook failed");
             let event_message = "PostStartHook failed".to_owned();
             record_container_event(
                 node,
@@ -188,7 +188,7 @@ async fn run_container(
     Ok(())
 }
 
-/// The run whose processes one for having a look is to see.
+/// The container whose processes an ephemeral container targets.
 fn target_container_id<'a>(pod: &Pod, seen: &'a ObservedPod, name: &str) -> Option<&'a str> {
     let ephemeral_containers = pod.spec.as_ref()?.ephemeral_containers.as_ref()?;
     let target = ephemeral_containers
@@ -199,7 +199,7 @@ fn target_container_id<'a>(pod: &Pod, seen: &'a ObservedPod, name: &str) -> Opti
     seen.latest(target).filter(|run| run.state.is_running()).map(|run| run.id.as_str())
 }
 
-/// All but the last run before this one are of no interest any more.
+/// Removes all runs before the previous one, with their logs.
 async fn remove_old_runs(node: &Node, pod: &Pod, seen: &ObservedPod, name: &str) {
     for old in seen.containers.iter().filter(|run| run.name == name).skip(1) {
         if let Err(error) = node.runtime.remove_container(&old.id).await {
@@ -219,8 +219,8 @@ async fn remove_old_runs(node: &Node, pod: &Pod, seen: &ObservedPod, name: &str)
     }
 }
 
-/// The images of a container and of its volumes that are images, pulled where that is wanted and needed; `None` while
-/// that goes on.
+/// The images of a container and of its image volumes, pulled if necessary; `None` while a pull is
+/// in progress.
 async fn ensure_images(
     node: &Arc<Node>,
     pod: &Pod,
@@ -253,13 +253,13 @@ async fn ensure_images(
     Ok(Some((own, images)))
 }
 
-/// An image that a pod needs.
+/// An image that a container needs.
 struct ImageRequest {
     image: String,
     policy: Option<String>,
-    /// For whom.
+    /// The name of the container.
     container: String,
-    /// It is not the container's own.
+    /// It is the image of a volume and not of the container itself.
     is_volume: bool,
 }
 
@@ -280,7 +280,7 @@ impl ImageRequest {
         self.policy.as_deref().unwrap_or(default)
     }
 
-    /// The image that is there, if the pod may use it with these keys.
+    /// The present image, if the pod may use it with these credentials.
     fn present_if_allowed(
         &self,
         node: &Node,
@@ -304,7 +304,7 @@ impl ImageRequest {
     }
 }
 
-/// The image, pulled where that is wanted and needed; `None` while that goes on.
+/// The image, pulled if necessary; `None` while the pull is in progress.
 async fn ensure_image(
     node: &Arc<Node>,
     pod: &Pod,
@@ -345,7 +345,7 @@ async fn ensure_image(
     if let Some(usable) = needed.present_if_allowed(node, pod, present.as_ref(), policy, &credentials) {
         return Ok(Some(usable));
     }
-    // Programs need not be asked where nothing depends on what they say.
+    // Credential providers need not run if the result does not depend on them.
     if policy == "Never" && present.is_none() {
         return Err(never_pull_error(node, pod, &needed));
     }
@@ -360,7 +360,8 @@ async fn ensure_image(
     Ok(None)
 }
 
-/// Whether it is there is nobody's business who may not use it.
+/// The error is the same if the image is present but the pod may not use it, so that it does not
+/// reveal that.
 fn never_pull_error(node: &Node, pod: &Pod, needed: &ImageRequest) -> StartError {
     let message = format!("Container image {:?} is not present with pull policy of Never", needed.image);
     needed.record_warning(node, pod, "ErrImageNeverPull", message.clone());
@@ -368,12 +369,12 @@ fn never_pull_error(node: &Node, pod: &Pod, needed: &ImageRequest) -> StartError
     start_error("ErrImageNeverPull", message)
 }
 
-/// What takes long: asking programs for keys, and pulling. Can be left at any time.
+/// The slow part: credential providers and the pull. It may be canceled at any time.
 struct ImagePull {
     pod: Pod,
     needed: ImageRequest,
     image_spec: ImageSpec,
-    /// It is there, and not yet known whether the pod may use it.
+    /// The present image. Whether the pod may use it is not known yet.
     present: Option<Image>,
     credentials: Vec<RegistryCredential>,
 }
@@ -386,7 +387,7 @@ impl ImagePull {
 
     async fn pull(&mut self, node: &Arc<Node>) -> PullResult {
         let ImagePull { pod, needed, image_spec: wanted, present, credentials: keys } = self;
-        // These are asked last.
+        // Credential providers come last, after the pull secrets and the node's own configuration.
         keys.extend(node.credentials.keys(&node.ctx, pod, &wanted.image).await);
         let policy = needed.pull_policy(&wanted.image);
         if let Some(usable) = needed.present_if_allowed(node, pod, present.as_ref(), policy, keys) {
@@ -403,13 +404,13 @@ impl ImagePull {
         })?;
         needed.record_event(node, pod, EventType::Normal, "Pulling", format!("Pulling image {name:?}"));
         let queued_at = Instant::now();
-        // It is never closed.
+        // The semaphore is never closed.
         let _permit = node.pulls.permits.acquire().await;
         let started_at = Instant::now();
         let sandbox =
             config::sandbox(pod, 0, crate::cgroups::pod_cgroup(pod, &node.settings), &node.settings);
         let mut last = String::new();
-        // Without any, the registry may still let everybody have it.
+        // Without credentials, the registry may still allow an anonymous pull.
         let attempts: Vec<Option<&RegistryCredential>> =
             if keys.is_empty() { vec![None] } else { keys.iter().map(Some).collect() };
         for credential in attempts {
@@ -442,7 +443,7 @@ impl ImagePull {
     }
 }
 
-/// That an image is being pulled. Also where the pull is left in the middle it is said that nobody is at it.
+/// The recorded intent to pull an image. It is released even if the pull is canceled.
 struct PullIntent<'a> {
     node: &'a Node,
     image: Option<&'a str>,
@@ -469,7 +470,7 @@ impl Drop for PullIntent<'_> {
     }
 }
 
-/// An event about one container of a pod.
+/// Records an event about one container of a pod.
 pub fn record_container_event(
     node: &Node,
     pod: &Pod,

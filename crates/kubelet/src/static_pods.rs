@@ -1,8 +1,9 @@
-//! The pods of this node: those that the API gives it, and static ones, whose manifests are on this host and which nobody
-//! has to be asked for.
+//! The pods of this node: those that the API server assigns to it, and static pods, whose manifests
+//! are on this host and which do not depend on the API server.
 //!
-//! What the API knows of a static pod is a likeness, its mirror, which is made by [`crate::manifests`]: nothing is run for
-//! that one, and its status is the static pod's. Everybody here asks this module for pods, and never the cache alone.
+//! In the API, a static pod is represented by a mirror pod, which is created by
+//! [`crate::manifests`]. Nothing is run for a mirror pod, and its status is that of the static pod.
+//! All code of this crate gets its pods from this module, and never from the cache alone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,23 +18,23 @@ use tokio::sync::Notify;
 use crate::Node;
 use crate::manifests::MIRROR_ANNOTATION;
 
-/// The static pods there are, by the names they have in the cluster.
+/// The static pods by namespace and name.
 #[derive(Default)]
 pub struct StaticPods {
     pods: Mutex<BTreeMap<Key, StaticPod>>,
-    /// Told when one has come or is gone, and when its mirror is.
+    /// Notified when a static pod is added or removed, and when its mirror pod is.
     pub changed: Notify,
 }
 
 struct StaticPod {
-    /// With its status as it was told last. It is being deleted once its manifest is not there any more.
+    /// The pod with its last status. It is terminating once its manifest is removed or changed.
     pod: Arc<Pod>,
-    /// What its manifest has become, which begins when this one is gone.
+    /// The pod of the changed manifest, which starts when this one is removed.
     replacement: Option<Arc<Pod>>,
 }
 
 impl StaticPods {
-    /// Takes what manifests say now. Answers with the pods that are changed by it.
+    /// Applies the pods of all manifests. Returns the pods that have changed.
     pub fn update(&self, mut desired: BTreeMap<Key, Pod>, now: Timestamp) -> Vec<Key> {
         let mut changed = Vec::new();
         let mut pods = self.pods.lock();
@@ -64,7 +65,7 @@ impl StaticPods {
         self.pods.lock().values().map(|known| known.pod.clone()).collect()
     }
 
-    /// Nothing is left of a pod.
+    /// Removes a pod of which nothing is left, and starts its replacement, if any.
     pub fn remove(&self, pod: &Pod) {
         let mut pods = self.pods.lock();
         let Some(known) = pods.get_mut(&pod.key()).filter(|known| known.pod.uid() == pod.uid()) else {
@@ -86,7 +87,7 @@ impl StaticPods {
     }
 }
 
-/// The pod as it is once it is to go.
+/// The pod with a deletion timestamp.
 fn mark_deleted(pod: &Pod, now: Timestamp) -> Pod {
     let mut pod = pod.clone();
     let grace = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(30);
@@ -96,7 +97,7 @@ fn mark_deleted(pod: &Pod, now: Timestamp) -> Pod {
     pod
 }
 
-/// Whether a pod is one of a manifest, or the likeness of one.
+/// Whether a pod is a static pod or a mirror pod.
 pub fn is_static(pod: &Pod) -> bool {
     pod.annotation(MIRROR_ANNOTATION).is_some()
 }
@@ -122,17 +123,18 @@ impl Node {
         self.static_pods.all().into_iter().chain(from_api).collect()
     }
 
-    /// What the API knows of a static pod, where that is up to date.
+    /// The mirror pod of a static pod, if it is up to date.
     pub fn mirror_pod(&self, pod: &Pod) -> Option<Arc<Pod>> {
         let found = self.ctx.caches.pods().get(&pod.key())?;
         (found.annotation(MIRROR_ANNOTATION) == Some(pod.uid()) && self.is_own_pod(&found)).then_some(found)
     }
 
-    /// A static pod as it was last told of; one whose process has just begun was told of by the one before.
+    /// A static pod with its last status. After a restart of the kubelet, that is the status of the
+    /// mirror pod.
     pub fn with_status(&self, pod: &Arc<Pod>) -> Arc<Pod> {
         let has_status = pod.status.as_ref().is_some_and(|status| status.start_time.is_some());
         let mirror = if has_status || !is_static(pod) { None } else { self.mirror_pod(pod) };
-        // One that is over by what was told may have been ended with its machine, and begins again.
+        // A terminated one may have been stopped with the host, and starts again.
         match mirror
             .filter(|mirror| !crate::pod::is_terminal(mirror))
             .and_then(|mirror| mirror.status.clone())
@@ -142,7 +144,7 @@ impl Node {
         }
     }
 
-    /// Says how a static pod is: here, and in the API where that has its likeness.
+    /// Updates the status of a static pod, and of its mirror pod if there is one.
     pub async fn update_mirror_status(&self, pod: &Pod, status: PodStatus) -> Result<(), Error> {
         self.static_pods.set_status(pod, status.clone());
         let Some(mirror) = self.mirror_pod(pod).filter(|mirror| mirror.status.as_ref() != Some(&status))
@@ -191,7 +193,7 @@ mod tests {
         set(&[("a", "a1"), ("b", "b1")], &[]);
         set(&[("a", "a2")], &["a", "b"]);
         check("a1 goes, b1 goes");
-        // What goes has gone too far to stay.
+        // A terminating pod does not come back.
         set(&[("a", "a3"), ("b", "b1")], &[]);
         end("a1");
         end("b1");

@@ -1,4 +1,5 @@
-//! What pods and the node use, read when somebody asks: from the runtime, and from the kernel's own accounts.
+//! Resource usage of pods and the node, read on request from the runtime and from `/proc`. The
+//! source of the summary API and of metrics.
 
 pub mod volumes;
 
@@ -13,13 +14,13 @@ use serde_json::{Value, json};
 use crate::observed::{CONTAINER_NAME, POD_NAME, POD_NAMESPACE, POD_UID};
 use crate::{Key, Node};
 
-/// The kernel counts processor time in hundredths of a second.
+/// `/proc/stat` counts CPU time in hundredths of a second.
 const NANOSECONDS_PER_TICK: u64 = 10_000_000;
 
-/// Processor time and memory of something.
+/// CPU time and memory usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ResourceUsage {
-    /// When it was counted, in nanoseconds.
+    /// The time of the sample in nanoseconds.
     pub at: i64,
     pub cpu_nanoseconds: u64,
     pub working_set: u64,
@@ -29,7 +30,7 @@ pub struct ResourceUsage {
     pub major_page_faults: Option<u64>,
 }
 
-/// What a container uses.
+/// The usage of a container.
 pub struct ContainerUsage {
     pub name: String,
     pub usage: ResourceUsage,
@@ -37,7 +38,7 @@ pub struct ContainerUsage {
     pub layer_inodes: Option<u64>,
 }
 
-/// What a pod uses.
+/// The usage of a pod.
 pub struct PodUsage {
     pub key: Key,
     pub uid: String,
@@ -58,12 +59,12 @@ impl PodUsage {
     }
 }
 
-/// The last count of each thing, from which its present pace follows.
+/// The last sample of each pod, container and of the node, from which CPU rates are computed.
 #[derive(Default)]
 pub struct CpuRates(Mutex<HashMap<String, (i64, u64, u64)>>);
 
 impl CpuRates {
-    /// Nanoseconds of processor time a second since the last count, or as long as that is the same, as then.
+    /// CPU nanoseconds per second since the last sample; the last rate if there is no newer sample.
     fn cpu_rate(&self, id: &str, usage: &ResourceUsage) -> u64 {
         let mut counts = self.0.lock();
         let known = counts.get(id).copied();
@@ -86,7 +87,7 @@ impl CpuRates {
     }
 }
 
-/// All pods' containers that run.
+/// The usage of all running containers by pod.
 pub async fn pod_stats(node: &Node) -> runtime::Result<Vec<PodUsage>> {
     let mut pods: BTreeMap<String, PodUsage> = BTreeMap::new();
     for stats in node.runtime.stats().await? {
@@ -97,7 +98,7 @@ pub async fn pod_stats(node: &Node) -> runtime::Result<Vec<PodUsage>> {
         else {
             continue;
         };
-        // One that has ended uses nothing and says so by its absence.
+        // A container that has exited has no stats.
         let Some(usage) = container_usage(&stats) else { continue };
         let layer = stats.writable_layer.as_ref();
         let found = ContainerUsage {
@@ -127,7 +128,7 @@ fn container_usage(stats: &cri::ContainerStats) -> Option<ResourceUsage> {
     })
 }
 
-/// What the whole machine uses.
+/// The usage of the host.
 pub fn node_usage(now: Timestamp) -> ResourceUsage {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let memory = read("/proc/meminfo");
@@ -150,12 +151,12 @@ pub fn meminfo(text: &str, name: &str) -> u64 {
     kib.unwrap_or(0) * 1024
 }
 
-/// All but idle and waiting, from `/proc/stat`.
+/// CPU time from `/proc/stat` without idle and iowait.
 fn cpu_time(stat: &str) -> u64 {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "));
     let columns: Vec<u64> =
         line.into_iter().flat_map(str::split_whitespace).filter_map(|n| n.parse().ok()).collect();
-    // user nice system idle iowait irq softirq steal; what guests use is in user.
+    // user nice system idle iowait irq softirq steal; guest time is included in user.
     let busy = [0, 1, 2, 5, 6, 7].into_iter().filter_map(|i| columns.get(i)).sum::<u64>();
     busy.saturating_mul(NANOSECONDS_PER_TICK)
 }
@@ -267,7 +268,7 @@ fn write_usage(node: &Node, into: &mut Value, id: &str, usage: &ResourceUsage, a
     into["memory"] = memory;
 }
 
-/// The file system a path is on.
+/// The summary of a path's filesystem.
 fn filesystem_summary(path: &Path, now: Timestamp) -> Value {
     let Ok(stat) = rustix::fs::statvfs(path) else { return json!({"time": format_time(now)}) };
     json!({
@@ -290,7 +291,7 @@ fn network_summary(now: Timestamp) -> Value {
     result
 }
 
-/// One line of `/proc/net/dev`; pods' ends of their links are theirs, and nobody counts the loopback.
+/// A line of `/proc/net/dev`. The loopback interface and the host ends of pod links are omitted.
 fn interface_summary(line: &str) -> Option<Value> {
     let (name, counts) = line.split_once(':')?;
     let name = name.trim();
@@ -302,7 +303,7 @@ fn interface_summary(line: &str) -> Option<Value> {
     Some(json!({"name": name, "rxBytes": at(0), "rxErrors": at(2), "txBytes": at(8), "txErrors": at(10)}))
 }
 
-/// How many processes and threads this machine may have.
+/// The maximum number of processes and threads of this host.
 pub fn max_processes() -> Option<i64> {
     let read = |name| std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok();
     ["pid_max", "threads-max"].into_iter().filter_map(|name| read(name)?.trim().parse().ok()).min()
@@ -343,9 +344,9 @@ mod tests {
         let at = |at: i64, cpu| ResourceUsage { at, cpu_nanoseconds: cpu, ..ResourceUsage::default() };
         assert_eq!(counts.cpu_rate("a", &at(1_000_000_000, 5)), 0);
         assert_eq!(counts.cpu_rate("a", &at(3_000_000_000, 1_000_000_005)), 500_000_000);
-        // The runtime has not counted again.
+        // The runtime has no newer sample.
         assert_eq!(counts.cpu_rate("a", &at(3_000_000_000, 1_000_000_005)), 500_000_000);
-        // Started again from nothing.
+        // The counter was reset.
         assert_eq!(counts.cpu_rate("a", &at(4_000_000_000, 1)), 0);
     }
 }

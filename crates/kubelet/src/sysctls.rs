@@ -1,11 +1,11 @@
-//! Which settings of the kernel pods may change: those that are a pod's own, and of these only harmless ones unless the node
+//! Which sysctls pods may set: only namespaced ones, and of these only safe ones unless the node
 //! allows more.
 
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::admission::AdmissionFailure;
 
-/// Those that change nothing for others.
+/// Sysctls that have no effect on other pods.
 const SAFE_SYSCTLS: [&str; 12] = [
     "kernel.shm_rmid_forced",
     "net.ipv4.ip_local_port_range",
@@ -21,7 +21,7 @@ const SAFE_SYSCTLS: [&str; 12] = [
     "net.ipv4.tcp_wmem",
 ];
 
-/// A name with dots between its parts, as others write it with slashes.
+/// The name with dots as separators; slashes are accepted, too.
 pub fn normalize_name(name: &str) -> String {
     match name.find(['.', '/']).map(|at| name.as_bytes()[at]) {
         Some(b'/') => name
@@ -36,8 +36,8 @@ pub fn normalize_name(name: &str) -> String {
     }
 }
 
-/// Why a pod may not have the settings that it asks for. `more` are allowed besides; those that end in `*` stand for all that
-/// begin so.
+/// Why a pod is rejected because of its sysctls. `extra_allowed` are allowed in addition to the
+/// safe ones; a trailing `*` matches all with that prefix.
 pub fn forbidden_sysctl(pod: &Pod, extra_allowed: &[String]) -> Option<AdmissionFailure> {
     let spec = pod.spec.as_ref()?;
     let requested = spec.security_context.as_ref()?.sysctls.as_ref()?;
@@ -62,7 +62,7 @@ pub fn forbidden_sysctl(pod: &Pod, extra_allowed: &[String]) -> Option<Admission
     })
 }
 
-/// Whether every pod has a setting, or a group of settings, of its own; others cannot be allowed.
+/// Whether a sysctl or a pattern of sysctls is namespaced. Others cannot be allowed.
 pub fn is_namespaced(pattern: &str) -> bool {
     let (name, all) = match pattern.strip_suffix('*') {
         Some(beginning) => (beginning.trim_end_matches('.'), true),

@@ -1,4 +1,4 @@
-//! What containers leave to be read when they have ended: a file for it, or the end of their log.
+//! Termination messages of containers: from their message file, or from the end of their log.
 
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::Path;
@@ -13,10 +13,10 @@ use crate::volumes;
 const MAX_MESSAGE_BYTES: usize = 4096;
 const MAX_LOG_MESSAGE_BYTES: usize = 2048;
 const MAX_LOG_LINES: usize = 80;
-/// What is read of a log to find its last lines.
+/// How much of a log is read to find its last lines.
 const LOG_TAIL_BYTES: u64 = 64 << 10;
 
-/// Adds to what is seen of containers what they said last.
+/// Sets the termination messages of exited containers.
 pub fn add_messages(pod: &Pod, seen: &mut ObservedPod, settings: &Settings) {
     let containers = crate::pod::containers(pod);
     for run in &mut seen.containers {
@@ -56,7 +56,8 @@ fn last_lines(log: &Path) -> Vec<u8> {
     tail(&end, length > LOG_TAIL_BYTES)
 }
 
-/// The text of the last lines, where each is `time stream tag text`; `cut` where the first is not whole.
+/// The text of the last lines, each `time stream tag text`. With `is_truncated` the first line is
+/// incomplete and skipped.
 fn tail(log: &[u8], is_truncated: bool) -> Vec<u8> {
     let lines: Vec<&[u8]> = log
         .split(|byte| *byte == b'\n')

@@ -1,7 +1,9 @@
-//! Users of pods' own (`hostUsers: false`): each such pod has a range of the host's numbers for itself.
+//! User namespaces of pods (`hostUsers: false`): each of these pods has a range of host IDs for
+//! itself.
 //!
-//! A range is written down in the pod's directory, where upstream has it too, and is the pod's until that directory goes.
-//! So all there is to know is on disk, and a new process finds it there.
+//! The range is stored in the pod's directory, in the same file as upstream's, and belongs to the
+//! pod until that directory is removed. All state is on disk, so that a restarted kubelet finds it
+//! there.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,21 +14,21 @@ use parking_lot::Mutex;
 use runtime::cri::{self, IdMapping, NamespaceMode, UserNamespace};
 use serde_json::{Value, json};
 
-/// The numbers a pod has.
+/// The number of IDs of each pod.
 pub const IDS_PER_POD: u32 = 65536;
-/// The file in the pod's directory.
+/// The file with the mappings in the pod's directory.
 const MAPPINGS_FILE: &str = "userns";
 
-/// The ranges of this node's pods.
+/// The ID ranges of this node's pods.
 pub struct UserNamespaceManager {
     pods: PathBuf,
-    /// Which range has whom, counted in lengths. The first is the host's own.
+    /// The owner (pod UID) of each range, by its index. The first range belongs to the host.
     allocated: Mutex<BTreeMap<u32, String>>,
 }
 
 impl UserNamespaceManager {
-    /// Reads what pods have. A file that makes no sense, or a range that somebody has already, is that pod's problem
-    /// when it is asked for; it takes nothing.
+    /// Reads the ranges of all pods. An invalid file, or a range that another pod has, allocates
+    /// nothing. It is reported when the range of that pod is requested.
     pub fn open(pods: &Path) -> UserNamespaceManager {
         let users = UserNamespaceManager { pods: pods.to_owned(), allocated: Mutex::default() };
         for entry in std::fs::read_dir(pods).into_iter().flatten().flatten() {
@@ -38,7 +40,7 @@ impl UserNamespaceManager {
         users
     }
 
-    /// The range of a pod, taken for it where it has none.
+    /// The range of a pod, allocated if it has none.
     pub fn get_or_allocate(&self, uid: &str) -> Result<UserNamespace, String> {
         let mut allocated = self.allocated.lock();
         let known = self.read(uid).map_err(|why| format!("user namespace: {why}"))?;
@@ -64,7 +66,7 @@ impl UserNamespaceManager {
         Ok(UserNamespace { mode: NamespaceMode::Pod.into(), uids: range.clone(), gids: range })
     }
 
-    /// The pod is gone; others may have its range.
+    /// Releases the range of a removed pod.
     pub fn release(&self, uid: &str) {
         let mut allocated = self.allocated.lock();
         allocated.retain(|_, owner| owner != uid);
@@ -80,7 +82,8 @@ impl UserNamespaceManager {
         }
     }
 
-    /// Before anything belongs to these numbers, it is on disk whose they are.
+    /// Writes and syncs the range before it is used, so that files of this pod never belong to
+    /// another one after a crash.
     fn write(&self, uid: &str, slot: u32) -> io::Result<()> {
         let dir = self.pods.join(uid);
         std::fs::create_dir_all(&dir)?;
@@ -94,12 +97,12 @@ impl UserNamespaceManager {
     }
 }
 
-/// The lowest range that nobody has.
+/// The first free range.
 fn free_slot(allocated: &BTreeMap<u32, String>) -> Option<u32> {
     (1..=u32::MAX / IDS_PER_POD).find(|slot| !allocated.contains_key(slot))
 }
 
-/// The range that a pod's file names.
+/// The index of the range in a pod's file.
 fn parse(bytes: &[u8]) -> Result<u32, String> {
     const INVALID: &str = "invalid user namespace configuration";
     let value: Value = serde_json::from_slice(bytes)
@@ -123,12 +126,12 @@ fn parse(bytes: &[u8]) -> Result<u32, String> {
     }
 }
 
-/// Whether a pod has users of its own.
+/// Whether a pod has a user namespace of its own.
 pub fn has_user_namespace(pod: &Pod) -> bool {
     pod.spec.as_ref().and_then(|spec| spec.host_users) == Some(false)
 }
 
-/// Puts a pod's users into what is asked of the runtime for it,
+/// Applies the mappings to a pod sandbox.
 pub fn apply_to_sandbox(config: &mut cri::PodSandboxConfig, users: &UserNamespace) {
     let security = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
     if let Some(options) = security.and_then(|security| security.namespace_options.as_mut()) {
@@ -136,7 +139,8 @@ pub fn apply_to_sandbox(config: &mut cri::PodSandboxConfig, users: &UserNamespac
     }
 }
 
-/// and for a container: what is mounted has the owners it has inside.
+/// Applies the mappings to a container. Its mounts are ID-mapped, so that files have the same
+/// owners inside the container as on the host.
 pub fn apply_to_container(config: &mut cri::ContainerConfig, users: &UserNamespace) {
     let security = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
     if let Some(options) = security.and_then(|security| security.namespace_options.as_mut()) {
@@ -161,7 +165,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let users = UserNamespaceManager::open(dir.path());
         assert_eq!([first(&users, "a"), first(&users, "b"), first(&users, "a")], [65536, 131072, 65536]);
-        // Another process knows them.
+        // After a restart.
         let later = UserNamespaceManager::open(dir.path());
         assert_eq!([first(&later, "c"), first(&later, "b")], [196608, 131072]);
         later.release("a");

@@ -1,4 +1,5 @@
-//! A pod's volumes on this node: made before its containers, kept up to date, removed after them.
+//! The volumes of a pod on this node: set up before its containers, refreshed while they run,
+//! removed after them.
 
 pub mod claims;
 mod content;
@@ -28,19 +29,20 @@ use crate::huge_pages;
 use crate::user_namespaces;
 pub use content::request_token;
 
-/// What a pod's group may do to volumes and what is in them, and to directories besides: whatever is made there is theirs too.
+/// What the pod's group may do with read-only and writable volumes, and additionally with
+/// directories. The setgid bit passes the group on to new files.
 const GROUP_READ_MODE: u32 = 0o440;
 const GROUP_WRITE_MODE: u32 = 0o660;
 const GROUP_DIR_MODE: u32 = 0o2110;
 
-/// Why a volume is not there, in upstream's words.
+/// Why a volume is not available, with upstream's text.
 #[derive(Debug, thiserror::Error)]
 #[error("{operation} failed for volume {volume:?} : {message}")]
 pub struct VolumeError {
     pub operation: &'static str,
     pub volume: String,
     pub message: String,
-    /// Nothing is wrong: others have to do something first.
+    /// Not an error: another component has to do something first.
     pub waits: bool,
 }
 
@@ -53,7 +55,7 @@ impl VolumeError {
     fn from_csi(volume: &str, trouble: SetUpError) -> VolumeError {
         match trouble {
             SetUpError::Waiting => {
-                VolumeError { waits: true, ..VolumeError::new(volume, "it is not attached yet") }
+                VolumeError { waits: true, ..VolumeError::new(volume, "the volume is not attached yet") }
             }
             SetUpError::Failed { operation, message } => {
                 VolumeError { operation, ..VolumeError::new(volume, message) }
@@ -62,39 +64,39 @@ impl VolumeError {
     }
 }
 
-/// Where each volume of a pod is on this host.
+/// The host paths of a pod's volumes by volume name.
 pub type VolumePaths = BTreeMap<String, VolumeHostPath>;
 
-/// The volumes of a pod that are images.
+/// The image volumes of a pod by volume name.
 pub type VolumeImages = BTreeMap<String, cri::ImageSpec>;
 
-/// A volume on this host.
+/// The host path of a volume.
 pub struct VolumeHostPath {
     pub path: PathBuf,
-    /// Whoever mounts it may only read.
+    /// Containers may only mount it read-only.
     pub read_only: bool,
-    /// It is a device without a file system.
+    /// It is a block device without a filesystem.
     pub is_block: bool,
 }
 
-/// What volumes are made from.
+/// Everything that is needed to set up volumes.
 pub struct VolumeContext<'a> {
     pub ctx: &'a Ctx,
     pub sources: &'a (dyn Sources + Sync),
     pub settings: &'a Settings,
     pub csi: &'a csi::Drivers,
     pub addresses: Addresses<'a>,
-    /// What is secret may be mounted, since the runtime sees it.
+    /// The runtime sees mounts of the kubelet, so that secrets can be kept in a tmpfs.
     pub tmpfs_visible: bool,
-    /// Nothing of the pod has run yet: what is in its volumes is not its own doing.
+    /// No container of the pod has run, so that it has not changed its volumes yet.
     pub before_first_container: bool,
 }
 
-/// Makes every volume that the pod uses, or says which cannot be made and why.
+/// Sets up all volumes that the pod uses, or returns the first error.
 pub async fn set_up(pod: &Pod, volume_context: &VolumeContext<'_>) -> Result<VolumePaths, VolumeError> {
     let mut volume_paths = VolumePaths::new();
     for volume in used_volumes(pod) {
-        // Images are the runtime's.
+        // Image volumes are mounted by the runtime.
         if volume.image.is_some() {
             continue;
         }
@@ -124,8 +126,8 @@ pub async fn set_up(pod: &Pod, volume_context: &VolumeContext<'_>) -> Result<Vol
     Ok(volume_paths)
 }
 
-/// The volumes that any of the pod's containers mounts or has as a device. Nobody needs the others, so what they are made
-/// from may be missing.
+/// The volumes that any of the pod's containers mounts or has as a device. Others are not set up,
+/// and the objects that they reference may be missing.
 fn used_volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
     let containers = crate::pod::containers(pod);
     let names = containers.into_iter().flat_map(|one| {
@@ -137,7 +139,7 @@ fn used_volumes(pod: &Pod) -> impl Iterator<Item = &Volume> {
     volumes.filter(move |volume| names.contains(&volume.name))
 }
 
-/// Gives a claimed volume to the pod's group, unless it is known to be theirs already.
+/// Sets the pod's group on a claimed volume, unless `OnRootMismatch` allows to skip it.
 fn apply_fs_group(
     pod: &Pod,
     found: &claims::BoundVolume,
@@ -159,8 +161,8 @@ fn apply_fs_group(
     set_volume_group(&found.path, pod, GROUP_WRITE_MODE)
 }
 
-/// What a secret holds that a volume needs to be reached. It is asked for by name, since a node may see no others than those
-/// that its own pods lead to.
+/// The data of a Secret that is needed to set up a volume. It is fetched by name, because a node
+/// may only read those that its own pods lead to.
 pub async fn secret_data(
     volume_context: &VolumeContext<'_>,
     namespace: &str,
@@ -185,7 +187,8 @@ async fn set_up_volume(
         let medium = empty.medium.as_deref().unwrap_or_default();
         let pages = huge_pages::is_medium(medium).then(|| huge_pages::page_size(medium, pod)).transpose()?;
         let is_mounted = pages.is_some() || medium == "Memory";
-        // What should have been mounted may not have been: a mount fails, and a machine forgets its mounts.
+        // The mount may be missing although the directory exists: a mount may have failed, and
+        // mounts do not survive a reboot.
         let fresh = if is_mounted { !is_mount(&dir) } else { !dir.exists() };
         fs::create_dir_all(&dir).map_err(|error| error.to_string())?;
         if let (Some(size), true) = (pages, fresh) {
@@ -197,7 +200,7 @@ async fn set_up_volume(
             let size = memory_size_limit(pod, empty, of_node);
             mount(&dir, "tmpfs", &if size > 0 { format!("size={size}") } else { String::new() })?;
         }
-        // One for having a look may be the first to use it.
+        // An ephemeral container may be the first to use the volume.
         if volume_context.before_first_container || fresh {
             fs::set_permissions(&dir, fs::Permissions::from_mode(0o777))
                 .map_err(|error| error.to_string())?;
@@ -214,7 +217,8 @@ async fn set_up_volume(
         return Err(unsupported::unsupported_message(volume));
     };
     if fs_group(pod).is_some() {
-        // Right from the start, or it would never be as it should.
+        // Before the files are written, because the comparison with the existing files includes
+        // their mode.
         payload.values_mut().for_each(|file| file.mode |= GROUP_READ_MODE);
     }
     let is_in_memory = volume_context.tmpfs_visible && content::is_in_memory(volume);
@@ -231,8 +235,8 @@ async fn set_up_volume(
     Ok(dir)
 }
 
-/// How much memory a volume may take: no more than all pods of the node may, than the whole pod may, or than it says
-/// itself. 0 leaves that to the kernel.
+/// The size limit of a memory-backed volume: the lowest of the node's allocatable memory, the pod's
+/// limit and its own `sizeLimit`. 0 leaves it to the kernel.
 fn memory_size_limit(pod: &Pod, empty: &EmptyDirVolumeSource, of_node: i64) -> i64 {
     let of_pod = crate::cgroups::pod_limits(pod, 0).memory;
     let size_limit = empty.size_limit.as_ref();
@@ -241,13 +245,13 @@ fn memory_size_limit(pod: &Pod, empty: &EmptyDirVolumeSource, of_node: i64) -> i
     limits.into_iter().filter(|limit| *limit > 0).min().unwrap_or(0)
 }
 
-/// The group that all of a pod's volumes are to belong to.
+/// The group of all volumes of a pod (`fsGroup`).
 fn fs_group(pod: &Pod) -> Option<u32> {
     let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
     context.and_then(|context| context.fs_group).and_then(|group| u32::try_from(group).ok())
 }
 
-/// Gives a volume to the pod's group, where it has one, which may do to it what `mode` says.
+/// Sets the pod's group on a volume, if it has one, with the permissions in `mode`.
 fn set_volume_group(dir: &Path, pod: &Pod, mode: u32) -> Result<(), String> {
     match fs_group(pod) {
         Some(group) => set_group_of_tree(dir, group, mode).map_err(|error| error.to_string()),
@@ -255,9 +259,11 @@ fn set_volume_group(dir: &Path, pod: &Pod, mode: u32) -> Result<(), String> {
     }
 }
 
-/// Gives all there is in a directory to a group, the directory itself last: by that one sees that it is done.
+/// Sets the group of a directory tree. The top directory comes last, because its group shows that
+/// the tree is done.
 ///
-/// What cannot be given stays as it is, for its being so may be meant, or it is gone by now.
+/// Files whose group cannot be changed stay as they are: that may be intended, or they are gone by
+/// now.
 fn set_group_of_tree(top: &Path, group: u32, mode: u32) -> std::io::Result<()> {
     use tokio::runtime::{Handle, RuntimeFlavor};
     let all = || -> std::io::Result<()> {
@@ -283,11 +289,12 @@ fn set_group_of_tree(top: &Path, group: u32, mode: u32) -> std::io::Result<()> {
         set_group(top, &known);
         if let Some((path, error)) = first_error {
             let first = path.display();
-            tracing::warn!(%first, %error, count, "not all of a volume can be given to the pod's group");
+            tracing::warn!(%first, %error, count, "cannot set the group of all files in a volume");
         }
         Ok(())
     };
-    // There may be any number of files, and others have work to do.
+    // This may take long, and must not block other tasks of this runtime thread. `block_in_place`
+    // needs a multi-threaded runtime.
     match Handle::try_current().map(|handle| handle.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(all),
         _ => all(),
@@ -336,14 +343,14 @@ fn host_path(path: &str, kind: &str, settings: &Settings) -> Result<PathBuf, Str
         "BlockDevice" if !is(|kind| kind.is_block_device()) => {
             return Err(format!("hostPath type check failed: {path} is not a block device"));
         }
-        // As docker did: what is not there is made a directory.
+        // As Docker did: a missing path is created as a directory.
         "" if found.is_none() => fs::create_dir_all(&volume_path).map_err(|error| error.to_string())?,
         _ => {}
     }
     Ok(volume_path)
 }
 
-/// Whether something is mounted at a directory: it is on another device than what is above it.
+/// Whether a directory is a mount point: it is on another device than its parent.
 fn is_mount(dir: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;
     let device = |path: &Path| fs::metadata(path).map(|known| known.dev()).ok();
@@ -357,7 +364,7 @@ fn mount(dir: &Path, kind: &str, options: &str) -> Result<(), String> {
         .map_err(|error| format!("cannot mount {kind} at {}: {error}", dir.display()))
 }
 
-/// What a run of a container mounts.
+/// What the mounts of a container's run are made from.
 pub struct MountContext<'a> {
     pub attempt: u32,
     pub volume_paths: &'a VolumePaths,
@@ -375,7 +382,8 @@ pub fn all_mounts(pod: &Pod) -> impl Iterator<Item = &VolumeMount> {
     mounts.flatten().flatten()
 }
 
-/// Whether all that is mounted below is to be read only as well, on a node whose runtime can do that or not.
+/// Whether a mount has to be recursively read-only; `is_supported` is whether the runtime can do
+/// that.
 pub fn is_recursive_read_only(mount: &VolumeMount, is_supported: bool) -> Result<bool, String> {
     match mount.recursive_read_only.as_deref() {
         Some("Enabled") if !is_supported => Err(format!(
@@ -388,7 +396,7 @@ pub fn is_recursive_read_only(mount: &VolumeMount, is_supported: bool) -> Result
     }
 }
 
-/// The mounts of a container: its volumes, the hosts file and the file for its last words.
+/// The mounts of a container: its volumes, the hosts file and the termination message file.
 pub fn mounts(
     pod: &Pod,
     container: &Container,
@@ -412,10 +420,12 @@ pub fn mounts(
             });
             continue;
         }
-        let volume_path = places.get(&mount.name).ok_or_else(|| failed("there is no such volume".into()))?;
+        let volume_path =
+            places.get(&mount.name).ok_or_else(|| failed("the pod has no volume of this name".into()))?;
         if volume_path.is_block {
-            let why = format!("volume {} has volumeMode Block, but is specified in volumeMounts", mount.name);
-            return Err(failed(why));
+            let message =
+                format!("volume {} has volumeMode Block, but is specified in volumeMounts", mount.name);
+            return Err(failed(message));
         }
         let path = match part {
             Some(part) => {
@@ -458,8 +468,8 @@ pub fn mounts(
     Ok(mounts)
 }
 
-/// Shows the node's kubelet directory under its own path as well to those who mount it at the usual one: the paths of
-/// volumes that drivers are given are the host's.
+/// Mounts the kubelet directory at its real path, too, in containers that mount it at the default
+/// path. CSI drivers are given volume paths on the host, which must be valid in their containers.
 fn add_host_paths(mounts: &mut Vec<cri::Mount>, settings: &Settings) {
     let real: Vec<cri::Mount> = mounts
         .iter()
@@ -477,7 +487,7 @@ fn add_host_paths(mounts: &mut Vec<cri::Mount>, settings: &Settings) {
     mounts.extend(real);
 }
 
-/// Whether a volume was made for this pod alone, so that all there is in it may be labelled as the pod's.
+/// Whether a volume belongs to this pod alone, so that its content may be relabeled for the pod.
 fn is_owned_by_pod(pod: &Pod, name: &str) -> bool {
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     volumes.filter(|volume| volume.name == name).any(|volume| {
@@ -489,12 +499,13 @@ fn is_owned_by_pod(pod: &Pod, name: &str) -> bool {
     })
 }
 
-/// The devices of a container that are volumes.
+/// The block volumes of a container as devices.
 pub fn devices(container: &Container, volume_paths: &VolumePaths) -> Result<Vec<cri::Device>, VolumeError> {
     let devices = container.volume_devices.iter().flatten().map(|device| {
         let failed = |message: String| VolumeError::new(&device.name, message);
-        let volume_path =
-            volume_paths.get(&device.name).ok_or_else(|| failed("there is no such volume".into()))?;
+        let volume_path = volume_paths
+            .get(&device.name)
+            .ok_or_else(|| failed("the pod has no volume of this name".into()))?;
         if !volume_path.is_block {
             let why = format!(
                 "volume {} has volumeMode Filesystem, but is specified in volumeDevices",
@@ -511,12 +522,12 @@ pub fn devices(container: &Container, volume_paths: &VolumePaths) -> Result<Vec<
     devices.collect()
 }
 
-/// Where a run of a container leaves its last words.
+/// The termination message file of a container's run.
 pub fn termination_message_path(pod: &Pod, container: &str, attempt: u32, settings: &Settings) -> PathBuf {
     settings.pod_dir(pod).join("containers").join(container).join(attempt.to_string())
 }
 
-/// When the first of the pod's tokens is to be renewed.
+/// When the first of the pod's tokens has to be refreshed.
 pub fn token_refresh_time(pod: &Pod, settings: &Settings) -> Option<jiff::Timestamp> {
     let dir = settings.pod_dir(pod).join("volumes/kubernetes.io~projected");
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
@@ -534,7 +545,7 @@ pub fn token_refresh_time(pod: &Pod, settings: &Settings) -> Option<jiff::Timest
     times.min()
 }
 
-/// The part of a volume that is mounted, if not all.
+/// The sub-path of a mount, if it has one.
 fn sub_path_of(mount: &VolumeMount, env: &[(String, String)]) -> Result<Option<String>, String> {
     let known =
         |name: &str| env.iter().rev().find(|(known, _)| known == name).map(|(_, value)| value.clone());
@@ -552,7 +563,8 @@ fn sub_path_of(mount: &VolumeMount, env: &[(String, String)]) -> Result<Option<S
     Ok(Some(part))
 }
 
-/// What every container has beside its volumes: the hosts file, and room for its last words.
+/// Writes the files that each container has in addition to its volumes: the hosts file and the
+/// termination message file.
 pub fn write_container_files(
     pod: &Pod,
     container: &Container,
@@ -568,7 +580,7 @@ pub fn write_container_files(
     hosts::write(pod, settings, ips)
 }
 
-/// Removes the volumes of a pod, and all else that is in its directory.
+/// Unmounts and removes everything in a pod's directory.
 pub fn remove_volumes(uid: &str, settings: &Settings) -> std::io::Result<()> {
     let dir = settings.pods.join(uid);
     sys::mounts::unmount_below(&dir)?;
@@ -579,240 +591,4 @@ pub fn remove_volumes(uid: &str, settings: &Settings) -> std::io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn plain_directory_is_not_a_mount_point() {
-        let dir = tempfile::tempdir().expect("a directory");
-        assert!(is_mount(Path::new("/proc")) && !is_mount(Path::new("/proc/1")));
-        assert!(!is_mount(&dir.path().join("none")));
-        std::fs::create_dir(dir.path().join("some")).expect("made");
-        assert!(!is_mount(&dir.path().join("some")), "what was to be mounted there was not");
-    }
-
-    #[test]
-    fn recursive_read_only_requires_runtime_support() {
-        let check = |how: Option<&str>, is_supported, expected: Result<bool, &str>| {
-            let mount = VolumeMount {
-                name: "v".to_owned(),
-                read_only: Some(true),
-                recursive_read_only: how.map(str::to_owned),
-                ..VolumeMount::default()
-            };
-            assert_eq!(
-                is_recursive_read_only(&mount, is_supported),
-                expected.map_err(str::to_owned),
-                "{how:?} {is_supported}"
-            );
-        };
-        check(None, true, Ok(false));
-        check(Some("Disabled"), true, Ok(false));
-        check(Some("IfPossible"), true, Ok(true));
-        check(Some("IfPossible"), false, Ok(false));
-        check(Some("Enabled"), true, Ok(true));
-        let not = "volume \"v\" requested recursive read-only mount, but it is not supported by the runtime";
-        check(Some("Enabled"), false, Err(not));
-    }
-
-    fn pod(spec: serde_json::Value) -> Pod {
-        serde_json::from_value(json!({"metadata": {"uid": "1"}, "spec": spec})).expect("a pod")
-    }
-
-    #[test]
-    fn only_used_volumes_are_set_up() {
-        let mounts = |name: &str| json!([{"name": name, "mountPath": "/x"}]);
-        let volumes = ["none", "main", "init", "look", "disk"].map(|name| json!({"name": name}));
-        let pod = pod(json!({
-            "initContainers": [{"name": "a", "volumeMounts": mounts("init")}],
-            "containers": [
-                {"name": "b", "volumeMounts": mounts("main")},
-                {"name": "c", "volumeDevices": [{"name": "disk", "devicePath": "/dev/x"}]},
-            ],
-            "ephemeralContainers": [{"name": "d", "volumeMounts": mounts("look")}],
-            "volumes": volumes,
-        }));
-        let names: Vec<&str> = used_volumes(&pod).map(|volume| volume.name.as_str()).collect();
-        assert_eq!(names, ["main", "init", "look", "disk"]);
-    }
-
-    #[test]
-    fn memory_volume_has_the_smallest_limit() {
-        let check = |limits: [Option<&str>; 2], size_limit: Option<&str>, expected: i64| {
-            let one = |limit: &Option<&str>| match limit {
-                Some(limit) => json!({"name": "c", "resources": {"limits": {"memory": limit}}}),
-                None => json!({"name": "c"}),
-            };
-            let pod = pod(json!({"containers": limits.iter().map(one).collect::<Vec<_>>()}));
-            let empty = serde_json::from_value(json!({"medium": "Memory", "sizeLimit": size_limit}));
-            assert_eq!(
-                memory_size_limit(&pod, &empty.expect("a volume"), 1 << 30),
-                expected,
-                "{limits:?} {size_limit:?}"
-            );
-        };
-        check([None, None], None, 1 << 30);
-        check([Some("64Mi"), Some("32Mi")], None, 96 << 20);
-        // One without a limit may use all there is.
-        check([Some("64Mi"), None], None, 1 << 30);
-        check([Some("2Gi"), Some("2Gi")], None, 1 << 30);
-        check([Some("64Mi"), Some("32Mi")], Some("1Mi"), 1 << 20);
-        check([Some("64Mi"), Some("32Mi")], Some("0"), 96 << 20);
-        check([Some("64Mi"), Some("32Mi")], Some("1Gi"), 96 << 20);
-        check([None, None], Some("2Gi"), 1 << 30);
-    }
-
-    #[test]
-    fn every_container_has_a_hosts_file() {
-        let check = |host_network: bool, own: Option<&str>, expected: &str| {
-            let mounts: Vec<_> = own.iter().map(|path| json!({"name": "v", "mountPath": path})).collect();
-            let container = json!({"name": "c", "volumeMounts": mounts});
-            let pod = pod(json!({"hostNetwork": host_network, "containers": [container]}));
-            let volume_path = VolumeHostPath { path: "/v".into(), read_only: false, is_block: false };
-            let volume_paths = VolumePaths::from([("v".to_owned(), volume_path)]);
-            let mounted = MountContext {
-                attempt: 0,
-                volume_paths: &volume_paths,
-                images: &VolumeImages::new(),
-                env: &[],
-            };
-            let settings = Settings::for_tests(Path::new("/node"));
-            let found = mounts_of(&pod, &mounted, &settings);
-            let at: Vec<&cri::Mount> =
-                found.iter().filter(|mount| mount.container_path == "/etc/hosts").collect();
-            assert_eq!(at.len(), 1, "{host_network} {own:?}");
-            assert_eq!(at[0].host_path, expected, "{host_network} {own:?}");
-        };
-        for host_network in [false, true] {
-            check(host_network, None, "/node/own/1/etc-hosts");
-            check(host_network, Some("/etc/hosts"), "/v");
-        }
-    }
-
-    #[test]
-    fn default_kubelet_directory_is_the_nodes_own() {
-        let check = |root: &str, path: &str, expected: &str| {
-            let settings = Settings { root: root.into(), ..Settings::for_tests(Path::new("/node")) };
-            assert_eq!(settings.host_path(Path::new(path)), Path::new(expected));
-        };
-        check("/node", "/var/lib/kubelet", "/node");
-        check("/node/", "/var/lib/kubelet/", "/node");
-        check("/node", "/var/lib/kubelet/pods", "/node/pods");
-        check("/node", "/var/lib/kubelet//plugins/disk/csi.sock", "/node/plugins/disk/csi.sock");
-        check("/node", "/var/lib/kubelet/../x", "/var/lib/kubelet/../x");
-        check("/node", "/var/lib/kubelet-other", "/var/lib/kubelet-other");
-        check("/node", "/var/lib", "/var/lib");
-        check("/var/lib/kubelet", "/var/lib/kubelet/pods", "/var/lib/kubelet/pods");
-        let dir = tempfile::tempdir().expect("a directory");
-        let settings = Settings::for_tests(dir.path());
-        let pods = dir.path().join("pods");
-        let missing = "hostPath type check failed: /var/lib/kubelet/pods is not a directory".to_owned();
-        assert_eq!(host_path("/var/lib/kubelet/pods", "Directory", &settings), Err(missing));
-        assert_eq!(host_path("/var/lib/kubelet/pods", "DirectoryOrCreate", &settings).as_ref(), Ok(&pods));
-        assert_eq!(host_path("/var/lib/kubelet/pods", "Directory", &settings).as_ref(), Ok(&pods));
-    }
-
-    #[test]
-    fn kubelet_directory_has_both_its_paths_in_a_container() {
-        let check = |root: &str, host_path: &str, mounts: &[&str], expected: &[&str]| {
-            let settings = Settings { root: root.into(), ..Settings::for_tests(Path::new("/node")) };
-            let path = settings.host_path(Path::new(host_path));
-            let volume_path = VolumeHostPath { path, read_only: false, is_block: false };
-            let volume_paths = VolumePaths::from([("v".to_owned(), volume_path)]);
-            let mounts = mounts
-                .iter()
-                .map(|path| json!({"name": "v", "mountPath": path, "mountPropagation": "Bidirectional"}));
-            let container = json!({"name": "c", "volumeMounts": mounts.collect::<Vec<_>>()});
-            let pod = pod(json!({"containers": [container]}));
-            let mounted = MountContext {
-                attempt: 0,
-                volume_paths: &volume_paths,
-                images: &VolumeImages::new(),
-                env: &[],
-            };
-            let found = mounts_of(&pod, &mounted, &settings);
-            let found: Vec<String> = found
-                .iter()
-                .filter(|mount| mount.propagation() == cri::MountPropagation::Bidirectional)
-                .map(|mount| format!("{} {}", mount.host_path, mount.container_path))
-                .collect();
-            assert_eq!(found, expected, "{root} {host_path}");
-        };
-        let default = "/var/lib/kubelet/pods";
-        check("/node", default, &[default], &["/node/pods /var/lib/kubelet/pods", "/node/pods /node/pods"]);
-        // Paths that drivers are given mean nothing where it is mounted elsewhere.
-        check("/node", default, &["/pods"], &["/node/pods /pods"]);
-        check(
-            "/node",
-            default,
-            &[default, "/node/pods"],
-            &["/node/pods /var/lib/kubelet/pods", "/node/pods /node/pods"],
-        );
-        check("/node", "/data", &[default], &["/data /var/lib/kubelet/pods"]);
-        check("/var/lib/kubelet", default, &[default], &["/var/lib/kubelet/pods /var/lib/kubelet/pods"]);
-    }
-
-    fn mounts_of(pod: &Pod, mounted: &MountContext<'_>, settings: &Settings) -> Vec<cri::Mount> {
-        let container = &crate::pod::containers(pod)[0];
-        mounts(pod, container, mounted, false, settings).expect("mounts")
-    }
-
-    #[test]
-    fn group_is_set_on_all_files() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let at = |name: &str| dir.path().join(name);
-        let mode_of = |name: &str| fs::metadata(at(name)).expect("there").permissions().mode() & 0o7777;
-        fs::create_dir(at("inner")).expect("made");
-        for (name, mode) in [("inner/key", 0o600), ("program", 0o755), ("", 0o700), ("inner", 0o700)] {
-            if !at(name).exists() {
-                fs::write(at(name), "").expect("written");
-            }
-            fs::set_permissions(at(name), fs::Permissions::from_mode(mode)).expect("set");
-        }
-        std::os::unix::fs::symlink("/nowhere", at("link")).expect("made");
-        let group = rustix::process::getegid().as_raw();
-        let check = |mode: u32, expected: [u32; 4]| {
-            set_group_of_tree(dir.path(), group, mode).expect("given");
-            assert_eq!(["", "inner", "inner/key", "program"].map(mode_of), expected);
-        };
-        check(GROUP_READ_MODE, [0o2750, 0o2750, 0o640, 0o755]);
-        check(GROUP_WRITE_MODE, [0o2770, 0o2770, 0o660, 0o775]);
-    }
-
-    #[test]
-    fn files_with_fixed_group_are_ignored() {
-        use std::os::unix::fs::MetadataExt as _;
-        // What the kernel shows of a process belongs to it and to nobody else, and comes and goes.
-        let proc_dir = Path::new("/proc/self/fdinfo");
-        let before = fs::metadata(proc_dir).expect("there").gid();
-        set_group_of_tree(proc_dir, before.wrapping_add(1), GROUP_READ_MODE).expect("what can be given is");
-        assert_eq!(fs::metadata(proc_dir).expect("there").gid(), before);
-        let missing = tempfile::tempdir().expect("a directory").path().join("gone");
-        set_group_of_tree(&missing, 0, GROUP_READ_MODE).expect_err("there is nothing to give");
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn group_of_deep_volume_is_set_on_a_worker_thread() {
-        let dir = tempfile::tempdir().expect("a directory");
-        let group = rustix::process::getegid().as_raw();
-        let deep = (0..500).fold(dir.path().to_owned(), |path, _| path.join("d"));
-        fs::create_dir_all(&deep).expect("made");
-        set_group_of_tree(dir.path(), group, GROUP_WRITE_MODE).expect("given");
-        assert_eq!(fs::metadata(&deep).expect("there").permissions().mode() & 0o2770, 0o2770);
-    }
-
-    #[test]
-    fn rejects_sub_path_expressions_outside_the_volume() {
-        let mount = VolumeMount { sub_path_expr: Some("$(WHERE)".to_owned()), ..VolumeMount::default() };
-        let check = |value: &str, expected: Result<&str, &str>| {
-            let found = sub_path_of(&mount, &[("WHERE".to_owned(), value.to_owned())]);
-            let found = found.map(|part| part.expect("a part"));
-            assert_eq!(found.as_deref().map_err(String::as_str), expected, "{value}");
-        };
-        check("pod-1", Ok("pod-1"));
-        check("/tmp", Err("error SubPath `/tmp` must not be an absolute path"));
-        check("a/../..", Err("unable to provision SubPath `a/../..`: must not contain '..'"));
-    }
-}
+mod tests;

@@ -1,7 +1,12 @@
-//! The worker of a pod: looks, plans, acts, tells. One at a time for each pod.
+//! The pod worker: observes the runtime, plans, executes the plan and updates the status. There is
+//! one at a time for each pod. Counterpart of upstream's pod workers and `syncPod`.
 
+mod cleanup;
 mod resize;
 mod stop;
+
+use cleanup::{clean_up_finished_pod, sync_terminated_pod};
+pub use cleanup::{clean_up_host, remove_all};
 
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -10,7 +15,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
-use reconcile::{DeleteOptions, Error, EventType, Key, Object as _, ReconcileAction};
+use reconcile::{Error, EventType, Key, Object as _, ReconcileAction};
 use runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::time::error::Elapsed;
@@ -32,27 +37,27 @@ use crate::static_pods::is_static;
 use crate::volumes::{self, VolumeContext};
 use crate::worker_state::StartFailure;
 
-/// More rounds than any pod needs in a row; what is left is done at the next look.
+/// More rounds than any pod needs in one sync. What is left is done by the next one.
 const MAX_SYNC_ROUNDS: usize = 40;
-/// How long drivers that do not take back their devices are left alone.
+/// Delay before devices or volumes that could not be released are tried again.
 const UNPREPARE_RETRY: Duration = Duration::from_secs(5);
-/// How long it takes to try again to tell of a pod.
+/// Delay before a failed status update is tried again.
 const STATUS_RETRY: Duration = Duration::from_secs(5);
-/// How long the server may take to hear of a pod: containers are not to wait for one that keeps silent.
+/// Timeout of a status update. Containers must not wait for an API server that does not respond.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long what is about to pass is not told of.
+/// How long a status is held back that will change in a moment.
 const TEMPORARY_STATUS_DELAY: Duration = Duration::from_millis(100);
-/// How long volumes that could not be refreshed are left as they are.
+/// Delay before volumes that could not be refreshed are tried again.
 const VOLUME_REFRESH_RETRY: SignedDuration = SignedDuration::from_secs(10);
-/// How often that is tried before it is said that something is wrong.
+/// How often that is retried before it is reported as an error.
 const MAX_SANDBOX_NAME_RETRIES: u32 = 30;
 
-/// Looks after one pod once.
+/// Syncs one pod.
 pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<ReconcileAction, Error> {
     let Some(pod) = node.pod(key) else {
         return Ok(ReconcileAction::Forget);
     };
-    // What the others refer to is not known before. All are looked at then.
+    // What pods from the API reference is not cached before. All pods are enqueued once it is.
     if !is_static(&pod) && !*node.is_filled.borrow() {
         return Ok(ReconcileAction::AwaitChange);
     }
@@ -69,7 +74,8 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<ReconcileAction, E
     let mut next = ReconcileAction::AwaitChange;
     let mut status_pending = false;
     for _ in 0..MAX_SYNC_ROUNDS {
-        // It may have been changed or deleted while something was done for it; another of its name has a look of its own.
+        // The pod may have been changed or deleted since the last round. Another pod with its name
+        // has its own sync.
         let Some(pod) = node.pod_with_uid(key, &uid) else {
             node.forget_pod(&uid);
             return Ok(ReconcileAction::Forget);
@@ -78,7 +84,7 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<ReconcileAction, E
         let seen = match observe(&*node.runtime, &pod, &node.settings).await {
             Ok(seen) => seen,
             Err(error) => {
-                tracing::warn!(%error, pod = %key, "cannot ask the runtime");
+                tracing::warn!(%error, pod = %key, "cannot get the state of a pod from the container runtime, will retry");
                 return Ok(ReconcileAction::RequeueAfter(Duration::from_secs(5)));
             }
         };
@@ -96,7 +102,7 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<ReconcileAction, E
         reject_if_not_allowed(node, &pod, &seen, now).await;
         let allocated = node.update_allocation(&pod);
         node.update_resize_progress(&pod, &seen);
-        // From here on it is as if it asked for no more than it was promised.
+        // From here on, the spec has the allocated resources.
         let pod = allocated;
         record_back_off_events(node, &pod, &seen, now);
         let worker_state = node.with_pod_state(&pod, |worker_state| worker_state.clone());
@@ -115,21 +121,21 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<ReconcileAction, E
         let work: Vec<Action> =
             actions.into_iter().filter(|action| !matches!(action, Action::Recheck(_))).collect();
         let has_cleanup = work.contains(&Action::Cleanup);
-        // Never two states in a row.
+        // Two states in a row are not held back.
         let delay_status = !status_pending && is_temporary_status(&work);
         let mut execution = pin!(execute_actions(node, &pod, &seen, work));
         let mut progress = None;
         if delay_status {
             progress = tokio::time::timeout(TEMPORARY_STATUS_DELAY, &mut execution).await.ok();
             if progress == Some(true) {
-                // The next look tells of both.
+                // The next round reports both changes.
                 status_pending = true;
                 continue;
             }
         }
         let (done, finished) = oneshot::channel();
         let reporting = update_status_until(node, &pod, &seen, finished);
-        // What is written takes the disk's time, which the pod need not wait for.
+        // The status update takes disk time in the API server. The actions do not wait for it.
         let execution = async {
             let progress = match progress {
                 Some(progress) => progress,
@@ -142,7 +148,7 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<ReconcileAction, E
         if has_cleanup {
             return sync_terminated_pod(node, &pod, &seen).await;
         }
-        // Containers are looked after also where nobody can be told of it.
+        // Containers are managed even if the API server is unreachable.
         status_pending = match status_result {
             Err(_) | Ok(Err(Error::Unreachable(_))) => true,
             Ok(result) => result.map(|()| false)?,
@@ -163,15 +169,15 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<ReconcileAction, E
     Ok(next)
 }
 
-/// Whether a pod is in a state that it leaves at once, by what is done now: it is to have a place for its first containers,
-/// or all that is left of it is the place they had. Its address is told before anything runs that others could know by it.
+/// Whether the pod leaves its current state at once: its first sandbox is created, or only its
+/// sandboxes are stopped. The status with the pod IP is written before any container runs.
 fn is_temporary_status(work: &[Action]) -> bool {
     let is_temporary =
         |action: &Action| matches!(action, Action::CreateSandbox { attempt: 0 } | Action::StopSandbox { .. });
     !work.is_empty() && work.iter().all(is_temporary)
 }
 
-/// What the runtime has of a pod now.
+/// The state of a pod in the runtime.
 pub async fn observe(runtime: &dyn Runtime, pod: &Pod, settings: &Settings) -> runtime::Result<ObservedPod> {
     let labels = [(POD_UID, pod.uid())];
     let mut sandboxes = Vec::new();
@@ -195,7 +201,7 @@ pub async fn observe(runtime: &dyn Runtime, pod: &Pod, settings: &Settings) -> r
     Ok(seen)
 }
 
-/// A pod that has been at it for too long is ended.
+/// Terminates a pod that has exceeded its deadline.
 fn enforce_active_deadline(node: &Node, pod: &Pod, now: Timestamp) {
     const DEADLINE_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
     if deadline(pod).is_none_or(|deadline| deadline > now) || pod.is_deleting() {
@@ -213,8 +219,8 @@ fn enforce_active_deadline(node: &Node, pod: &Pod, now: Timestamp) {
     }
 }
 
-/// A pod that has no place here, that the node cannot confine as wanted, or that comes while the node is short of
-/// something, is not begun.
+/// Rejects a pod that has not started yet if the node does not admit it, cannot apply its security
+/// settings, is under pressure or is shutting down.
 async fn reject_if_not_allowed(node: &Node, pod: &Pod, seen: &ObservedPod, now: Timestamp) {
     let has_started = !seen.sandboxes.is_empty() || !seen.containers.is_empty();
     if has_started || pod.is_deleting() {
@@ -256,7 +262,7 @@ async fn reject_if_not_allowed(node: &Node, pod: &Pod, seen: &ObservedPod, now: 
     }
 }
 
-/// Whether there are not enough devices for it.
+/// Allocates the devices of a pod. Returns why it is rejected if there are not enough.
 async fn allocate_devices(node: &Node, pod: &Pod) -> Option<AdmissionFailure> {
     let on_node = node.pods();
     let over: BTreeSet<String> =
@@ -266,7 +272,7 @@ async fn allocate_devices(node: &Node, pod: &Pod) -> Option<AdmissionFailure> {
     Some(AdmissionFailure { reason: "UnexpectedAdmissionError".to_owned(), message })
 }
 
-/// Whether the pod came while the machine goes down, and is to be started after a reboot.
+/// Whether the pod arrived during a shutdown and has to start after the reboot.
 fn is_deferred_by_shutdown(node: &Node, pod: &Pod, seen: &ObservedPod) -> bool {
     *node.is_shutting_down.borrow()
         && node.settings.is_shutdown_default
@@ -274,27 +280,28 @@ fn is_deferred_by_shutdown(node: &Node, pod: &Pod, seen: &ObservedPod) -> bool {
         && !pod.is_deleting()
 }
 
-/// Whether the machine is about to be switched off.
+/// Rejects a pod during a shutdown.
 fn shutdown_rejection(node: &Node) -> Option<AdmissionFailure> {
     let (reason, message) = crate::shutdown::REJECTED;
     let is_late = *node.is_shutting_down.borrow();
     is_late.then(|| AdmissionFailure { reason: reason.to_owned(), message: message.to_owned() })
 }
 
-/// Gives back what the pod was given by claims once nothing of it runs any more, and before anybody is told that it is
-/// over: others are given it then. `false` where that has to be tried again.
+/// Unprepares the resource claims of a pod once none of its containers runs, and before the pod is
+/// reported as terminated, because its devices may be allocated to other pods then. Returns `false`
+/// if it has to be retried.
 async fn unprepare_resources(node: &Node, pod: &Pod, seen: &ObservedPod) -> bool {
     if seen.running().next().is_some() || !node.dra.has_claims(pod.uid()) {
         return true;
     }
     let given_back = node.dra.unprepare(pod.uid()).await;
     if let Err(error) = &given_back {
-        tracing::warn!(error, pod = %pod.key(), "devices are not given back yet");
+        tracing::warn!(error, pod = %pod.key(), "cannot unprepare the resource claims of a pod, will retry");
     }
     given_back.is_ok()
 }
 
-/// Tells once of each run and of each failure that nothing is tried for a while.
+/// Records an event about the back-off of each run and of each failure, once.
 fn record_back_off_events(node: &Node, pod: &Pod, seen: &ObservedPod, now: Timestamp) {
     if pod.is_deleting() || node.with_pod_state(pod, |worker_state| is_finished(pod, seen, worker_state)) {
         return;
@@ -337,8 +344,9 @@ fn record_back_off_events(node: &Node, pod: &Pod, seen: &ObservedPod, now: Times
     }
 }
 
-/// Writes the pod's status, and writes it again when a container becomes ready or unready before `finished`: ending
-/// containers can take as long as the grace period, and readiness probes go on meanwhile.
+/// Writes the pod's status, and writes it again when a container becomes ready or unready before
+/// `finished`: stopping containers can take as long as the grace period, and readiness probes
+/// continue meanwhile.
 async fn update_status_until(
     node: &Node,
     pod: &Pod,
@@ -360,7 +368,7 @@ async fn update_status_until(
     }
 }
 
-/// Writes the pod's status where it has changed.
+/// Writes the pod's status if it has changed.
 async fn update_status(node: &Node, pod: &Pod, seen: &ObservedPod) -> Result<(), Error> {
     let Some(current) = node.pod_with_uid(&pod.key(), pod.uid()) else { return Ok(()) };
     let current = node.with_status(&current);
@@ -387,15 +395,15 @@ async fn update_status(node: &Node, pod: &Pod, seen: &ObservedPod) -> Result<(),
     }
 }
 
-/// Says once more how a static pod has ended: whoever was told the first time may have been away. `false` where that has to
-/// be tried again.
+/// Writes the final status of a static pod to its mirror pod again, because the API server may have
+/// been unreachable the first time. Returns `false` if it has to be retried.
 async fn resend_static_status(node: &Node, pod: &Pod) -> bool {
     let update = node.update_mirror_status(pod, pod.status.clone().unwrap_or_default());
     matches!(tokio::time::timeout(STATUS_TIMEOUT, update).await, Ok(Ok(())))
 }
 
-/// What volumes are made from may have changed while containers run.
-/// Says when that is the case for sure.
+/// Refreshes the volumes of a running pod, because what they are made from may have changed.
+/// Returns when the next refresh is due.
 async fn refresh_volumes(node: &Node, pod: &Pod, seen: &ObservedPod) -> Option<Timestamp> {
     let sandbox = seen.sandbox().filter(|_| seen.running().next().is_some())?;
     let sources = node.sources();
@@ -416,8 +424,8 @@ async fn refresh_volumes(node: &Node, pod: &Pod, seen: &ObservedPod) -> Option<T
     match result {
         Ok(_) => Some(refresh_at),
         Err(error) => {
-            tracing::debug!(%error, pod = %pod.key(), "a volume is out of date");
-            // What failed is due already.
+            tracing::debug!(%error, pod = %pod.key(), "cannot refresh the volumes of a pod, will retry");
+            // A failed refresh is due already, so it is retried after a delay.
             Some(
                 node.ctx
                     .clock
@@ -429,9 +437,10 @@ async fn refresh_volumes(node: &Node, pod: &Pod, seen: &ObservedPod) -> Option<T
     }
 }
 
-/// Stops what is to be stopped, then does the rest in its order; `false` where nothing could be done or was to be. What is
-/// left is not done to a pod that is to end sooner than was known, or that waits for an image. A stop can be left at any
-/// time, others not: what a start has begun has to be written down.
+/// Stops containers first, then executes the other actions in order. Returns `false` if nothing was
+/// done. The remaining actions are skipped if the pod gets an earlier termination deadline or waits
+/// for an image. A stop can be canceled at any time. Other actions cannot, because the result of a
+/// start has to be recorded.
 async fn execute_actions(node: &Arc<Node>, pod: &Pod, seen: &ObservedPod, work: Vec<Action>) -> bool {
     if work.is_empty() {
         return false;
@@ -458,15 +467,15 @@ async fn execute_actions(node: &Arc<Node>, pod: &Pod, seen: &ObservedPod, work: 
     progress
 }
 
-/// What has become of something that was to be done.
+/// The result of an action.
 #[derive(PartialEq)]
 enum ActionResult {
     Done,
-    /// It is under way, and what comes after it has to wait.
+    /// It is in progress, and the actions after it have to wait.
     InProgress,
 }
 
-/// Does one thing. What fails is remembered and tried again later.
+/// Executes one action. A failure is recorded in the worker state and retried later.
 async fn execute_action(node: &Arc<Node>, pod: &Pod, seen: &ObservedPod, action: Action) -> ActionResult {
     match action {
         Action::CreateSandbox { attempt } => {
@@ -486,7 +495,7 @@ async fn execute_action(node: &Arc<Node>, pod: &Pod, seen: &ObservedPod, action:
             };
             let before = node.with_pod_state(pod, |worker_state| worker_state.sandbox_failure.take());
             let attempts = before.as_ref().map_or(0, |before| before.attempts);
-            // A skiff before this one has asked for it and gone; the runtime has yet to notice.
+            // The runtime has not noticed yet that the process that requested this sandbox is gone.
             let waits =
                 |message: &String| attempts < MAX_SANDBOX_NAME_RETRIES && message.contains("is reserved for");
             if let Some(message) = result.as_ref().err().filter(|message| !waits(message)) {
@@ -552,8 +561,9 @@ async fn execute_action(node: &Arc<Node>, pod: &Pod, seen: &ObservedPod, action:
     ActionResult::Done
 }
 
-/// Ends what is left of the static pod that had this name, by a manifest that was changed while nobody looked: the two
-/// would have the same files and ports. `false` where something of it is still there.
+/// Removes what is left of a static pod with the same name whose manifest was changed while the
+/// kubelet was not running: both would have the same files and ports. Returns `false` if something
+/// is left.
 async fn remove_replaced_static_pods(node: &Node, pod: &Pod) -> bool {
     if !is_static(pod) {
         return true;
@@ -563,7 +573,7 @@ async fn remove_replaced_static_pods(node: &Node, pod: &Pod) -> bool {
     let uids = sandboxes.iter().filter_map(|sandbox| sandbox.labels.get(POD_UID));
     let others: BTreeSet<&String> = uids.filter(|uid| *uid != pod.uid()).collect();
     for uid in others {
-        tracing::info!(pod = %pod.key(), uid, "ending the static pod that had this name");
+        tracing::info!(pod = %pod.key(), uid, "removing a replaced static pod");
         if !remove_all(node, uid).await {
             return false;
         }
@@ -571,7 +581,7 @@ async fn remove_replaced_static_pods(node: &Node, pod: &Pod) -> bool {
     true
 }
 
-/// The pod's devices are not ready, so that it cannot begin.
+/// Records that the pod cannot start because its devices are not prepared.
 fn record_unprepared(node: &Node, pod: &Pod, error: String) {
     let reason = crate::dra::FAILED_PREPARE_REASON;
     node.ctx.events.warning(pod, reason, format!("Failed to prepare dynamic resources: {error}"));
@@ -582,7 +592,7 @@ fn record_unprepared(node: &Node, pod: &Pod, error: String) {
     });
 }
 
-/// Whether something has run in the sandboxes there were.
+/// Whether a container has run in an earlier sandbox.
 fn had_containers(seen: &ObservedPod) -> bool {
     !seen.sandboxes.is_empty() && !seen.containers.is_empty()
 }
@@ -595,7 +605,7 @@ async fn create_sandbox(node: &Node, pod: &Pod, attempt: u32) -> Result<(), Stri
     let group = crate::cgroups::pod_cgroup(pod, &node.settings);
     if let Err(error) = crate::cgroups::limit(&group, &limits) {
         // Its containers have limits of their own.
-        tracing::warn!(%error, pod = %pod.key(), "cannot limit a pod as a whole");
+        tracing::warn!(%error, pod = %pod.key(), "cannot set the limits of a pod's cgroup");
     }
     node.update_record(pod, |record| record.whole = PodResources::of(pod));
     let mut config = config::sandbox(pod, attempt, group, &node.settings);
@@ -609,111 +619,8 @@ async fn create_sandbox(node: &Node, pod: &Pod, attempt: u32) -> Result<(), Stri
     node.runtime.run_sandbox(&config, &handler).await.map(drop).map_err(|error| error.message())
 }
 
-/// The pod has ended and is to go: nothing is left of it here, then it is deleted.
-async fn sync_terminated_pod(node: &Node, pod: &Pod, seen: &ObservedPod) -> Result<ReconcileAction, Error> {
-    match tokio::time::timeout(STATUS_TIMEOUT, update_status(node, pod, seen)).await {
-        _ if is_static(pod) => {}
-        Ok(result) => result?,
-        Err(_) => return Ok(ReconcileAction::RequeueAfter(STATUS_RETRY)),
-    }
-    if !remove_all(node, pod.uid()).await {
-        return Ok(ReconcileAction::RequeueAfter(Duration::from_secs(1)));
-    }
-    let _ = std::fs::remove_dir_all(node.settings.log_dir(&pod.key(), pod.uid()));
-    node.forget_pod(pod.uid());
-    if is_static(pod) {
-        node.static_pods.remove(pod);
-        node.enqueue(pod.key());
-        return Ok(ReconcileAction::Forget);
-    }
-    let options = DeleteOptions { grace_seconds: Some(0), ..DeleteOptions::uid(pod.uid()) };
-    match node.ctx.client.delete::<Pod>(&pod.key(), &options).await {
-        Err(error) if !error.is_not_found() && !error.is_conflict() => Err(error),
-        _ => Ok(ReconcileAction::AwaitChange),
-    }
-}
-
-/// A pod that is over keeps its containers, for their logs, but no sandbox, and nothing that another may be waiting for.
-async fn clean_up_finished_pod(node: &Node, pod: &Pod) -> ReconcileAction {
-    node.pulls.cancel(pod.uid());
-    if let Some(worker_state) = node.pod_states.lock().get_mut(pod.uid()) {
-        worker_state.health.clear();
-    }
-    if let Err(error) = node.dra.unprepare(pod.uid()).await {
-        tracing::warn!(error, pod = %pod.key(), "devices are not given back yet");
-        return ReconcileAction::RequeueAfter(UNPREPARE_RETRY);
-    }
-    if let Err(error) = stop_sandboxes(node, pod.uid()).await {
-        tracing::warn!(%error, pod = %pod.key(), "cannot stop what is left of a pod");
-        return ReconcileAction::RequeueAfter(UNPREPARE_RETRY);
-    }
-    if let Err(error) = release_volumes(node, pod.uid()).await {
-        tracing::warn!(error, pod = %pod.key(), "volumes are not given back yet");
-        return ReconcileAction::RequeueAfter(UNPREPARE_RETRY);
-    }
-    ReconcileAction::AwaitChange
-}
-
-async fn stop_sandboxes(node: &Node, uid: &str) -> runtime::Result<()> {
-    let labels = [(POD_UID, uid)];
-    let containers = node.runtime.containers(&labels).await?;
-    for sandbox in node.runtime.sandboxes(&labels).await? {
-        let runs = containers.iter().any(|container| {
-            container.pod_sandbox_id == sandbox.id
-                && container.state() == runtime::cri::ContainerState::Running
-        });
-        if runs || sandbox.state() == runtime::cri::PodSandboxState::Ready {
-            node.runtime.stop_sandbox(&sandbox.id).await?;
-        }
-    }
-    Ok(())
-}
-
-/// Takes from a pod that is over what others may be waiting for, and the memory its secrets are in; its own directories
-/// stay.
-async fn release_volumes(node: &Node, uid: &str) -> Result<(), String> {
-    volumes::sub_path::unmount_all(&node.settings.pods.join(uid)).map_err(|error| error.to_string())?;
-    volumes::tmpfs::release(&node.settings.pods.join(uid));
-    let csi = crate::csi::volume::tear_down(&node.csi, &node.settings, uid).await;
-    volumes::iscsi::detach_pod(&node.csi, &node.settings, uid).await.and(csi)
-}
-
-/// Removes everything of a pod, which may be one nobody knows any more; `false` where something is left.
-pub async fn remove_all(node: &Node, uid: &str) -> bool {
-    let result = async {
-        for sandbox in node.runtime.sandboxes(&[(POD_UID, uid)]).await? {
-            node.runtime.stop_sandbox(&sandbox.id).await?;
-            node.runtime.remove_sandbox(&sandbox.id).await?;
-        }
-        for container in node.runtime.containers(&[(POD_UID, uid)]).await? {
-            node.runtime.remove_container(&container.id).await?;
-        }
-        runtime::Result::Ok(())
-    };
-    let mut result = result.await.map_err(|error| error.to_string());
-    if result.is_ok() {
-        result = clean_up_host(node, uid).await;
-    }
-    if let Err(error) = &result {
-        tracing::warn!(error, uid, "something is left of a pod");
-    }
-    result.is_ok()
-}
-
-/// Removes a pod's volumes and all else it has on this host beside containers.
-pub async fn clean_up_host(node: &Node, uid: &str) -> Result<(), String> {
-    crate::cgroups::remove_pod_cgroup(&node.settings.pods, uid).map_err(|error| error.to_string())?;
-    node.dra.unprepare(uid).await?;
-    // What is left of them holds a volume that is about to go; if it cannot be helped, it goes with the rest below.
-    let _ = volumes::sub_path::unmount_all(&node.settings.pods.join(uid));
-    crate::csi::volume::tear_down(&node.csi, &node.settings, uid).await?;
-    volumes::remove_volumes(uid, &node.settings).map_err(|error| error.to_string())?;
-    volumes::iscsi::detach_pod(&node.csi, &node.settings, uid).await?;
-    node.users.release(uid);
-    Ok(())
-}
-
-/// Whether a pod is to end sooner than it was before: it is being deleted now, has less time for that, or is gone.
+/// Whether a pod has to terminate earlier than before: it is being deleted now, has a shorter grace
+/// period, or is gone.
 pub fn has_earlier_deadline(before: &Pod, now: Option<&Pod>) -> bool {
     let Some(now) = now else { return true };
     let grace = |pod: &Pod| pod.metadata.deletion_grace_period_seconds;
@@ -721,7 +628,7 @@ pub fn has_earlier_deadline(before: &Pod, now: Option<&Pod>) -> bool {
     now.is_deleting() && (!before.is_deleting() || has_less_time)
 }
 
-/// The end that its node has in mind for a pod: whether there is one, and how soon.
+/// Whether the node terminates a pod, and within which grace period.
 #[derive(Clone, Copy)]
 struct TerminationDeadline {
     is_terminating: bool,
@@ -749,13 +656,13 @@ impl Node {
         has_earlier_deadline(pod, known.as_deref()) || self.termination_deadline(pod).is_earlier_than(before)
     }
 
-    /// The node ends a pod: whoever is at work for it notices.
+    /// Notifies the pod's worker that the node terminates the pod.
     pub fn notify_termination(&self, pod: &Pod) {
         self.termination_updates.send_modify(|count| *count += 1);
         self.enqueue(pod.key());
     }
 
-    /// Waits until the pod is to end sooner than this one, or its node, has said.
+    /// Waits until the pod has an earlier termination deadline, from the API or from the node.
     async fn wait_for_earlier_deadline(&self, pod: &Pod, before: TerminationDeadline) {
         let mut changes = self.termination_updates.subscribe();
         while !self.has_earlier_deadline(pod, before) {
@@ -803,7 +710,7 @@ mod tests {
         check(Some(30), Some(60), false);
         assert!(
             has_earlier_deadline(&pod(None), None) && has_earlier_deadline(&pod(Some(30)), None),
-            "it is gone"
+            "the pod is gone"
         );
     }
 
@@ -821,7 +728,7 @@ mod tests {
         check((true, Some(30)), (true, Some(30)), false);
         check((true, Some(30)), (true, Some(10)), true);
         check((true, Some(10)), (true, Some(30)), false);
-        // What it would have is not what it has to hurry for.
+        // The grace period has no effect unless the node terminates the pod.
         check((false, None), (false, Some(10)), false);
     }
 }

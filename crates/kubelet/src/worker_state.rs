@@ -1,5 +1,5 @@
-//! What a pod's worker knows that the runtime does not: how probes went and what could not be started.
-//! Lost with the process, and found out again.
+//! State of a pod worker that the runtime does not have: probe results, failures and back-off. It
+//! is lost on a restart, and rebuilt from new probes and attempts.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -9,57 +9,59 @@ use crate::allocation::AllocationRecord;
 use crate::pod::back_off::BackOff;
 use crate::pod::resize::status::ResizeStatus;
 
-/// What is known of one pod.
+/// The worker state of one pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodWorkerState {
-    /// By the id of the run.
+    /// Probe results by container ID.
     pub health: HashMap<String, ContainerHealth>,
-    /// By the name of the container that could not be started.
+    /// Failed starts by container name.
     pub failures: BTreeMap<String, StartFailure>,
-    /// By the name of the container that was started again.
+    /// Restart back-off by container name.
     pub back_offs: BTreeMap<String, BackOff>,
-    /// What containers are to run, by their names. All failures and pauses are of these.
+    /// The images in the spec by container name. All failures and back-offs are about these images.
     pub images: BTreeMap<String, String>,
-    /// When something last changed that the pod refers to.
+    /// When an object that the pod references last changed.
     pub references_changed_at: Option<Timestamp>,
-    /// Why there is no sandbox.
+    /// Why the last attempt to create a sandbox failed.
     pub sandbox_failure: Option<StartFailure>,
-    /// How often containers were asked how they are: the container, which probe, whether the answer was good.
+    /// Number of probes by container, probe type and result (`true`: success).
     pub probe_counts: BTreeMap<(String, &'static str, bool), u64>,
-    /// What it was promised and given, once it was let in.
+    /// Allocated and actuated resources; set on admission.
     pub record: Option<AllocationRecord>,
-    /// How far it has come in being given something else.
+    /// The state of an in-place resize.
     pub resize_status: ResizeStatus,
-    /// Runs and failures of which was told that they are left alone for a while.
+    /// Runs and failures whose back-off was reported in an event.
     pub reported_back_offs: BTreeSet<String>,
-    /// Runs that were stopped for a resize: the container is started again at once, whatever they ended with.
+    /// Runs that were stopped for a resize. Their container restarts immediately, whatever its exit
+    /// code and restart policy are.
     pub stopped_for_resize: BTreeSet<String>,
-    /// They are made, and the pod's to change.
+    /// The volumes are set up, so that containers may be writing to them.
     pub volumes_mounted: bool,
-    /// It was found to have a place on the node.
+    /// The pod passed admission on this node.
     pub admitted: bool,
-    /// Why the pod was ended by the node: reason and message.
+    /// Reason and message if the node terminated the pod.
     pub termination_reason: Option<(String, String)>,
-    /// The machine goes down: what runs of it is ended and nothing is started, until the node starts again.
+    /// The node is shutting down: containers are stopped, and none is started until the node is up
+    /// again.
     pub is_suspended: bool,
-    /// The seconds it has for that, where these are not its own to choose.
+    /// Grace period in seconds that replaces the pod's own when the node terminates it.
     pub grace_period_override: Option<i64>,
 }
 
-/// How the probes of a running container went so far.
+/// Probe results of a running container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContainerHealth {
     /// The startup probe has succeeded, or there is none.
     pub started: bool,
     pub ready: bool,
-    /// The liveness or the startup probe has failed too often.
+    /// The liveness or startup probe has reached its failure threshold.
     pub dead: bool,
 }
 
-/// Something that could not be done, and is tried again later.
+/// An operation that failed and is retried at `retry_at`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StartFailure {
-    /// Such as `ErrImagePull`.
+    /// The reason in the status, such as `ErrImagePull`.
     pub reason: String,
     pub message: String,
     pub attempts: u32,
@@ -67,23 +69,26 @@ pub struct StartFailure {
     pub retry_at: Timestamp,
 }
 
-/// A failed attempt is what is said at first; then that it is left alone for a while.
+/// How long the status shows the error before it shows the back-off (`ImagePullBackOff`).
 const BACK_OFF_REPORT_DELAY: SignedDuration = SignedDuration::from_secs(2);
-/// How long a thing that failed is left alone.
+/// Delay before a retry.
 const RETRY_DELAY: SignedDuration = SignedDuration::from_secs(10);
-/// The longest it becomes where it is doubled each time.
+/// Limit of a delay that doubles with each failure.
 const MAX_RETRY_DELAY: SignedDuration = SignedDuration::from_secs(300);
-/// How long something is left alone that others have to do something for first.
+/// Delay before a retry of something that waits for another component.
 const WAIT_RETRY: SignedDuration = SignedDuration::from_secs(1);
-/// What is tried less and less often; containers that end are too, by a count of their own.
+/// The only reason whose delay doubles. Containers that exit have a separate back-off
+/// ([`BackOff`]).
 const ERR_IMAGE_PULL: &str = "ErrImagePull";
-/// What becomes of containers that were made; they end then, and tell of it themselves.
+/// Failures of containers that were created. They leave an exited container, which has the restart
+/// back-off.
 const RUN_FAILURE_REASONS: [&str; 2] = ["RunContainerError", "PostStartHookError"];
-/// What may come right as soon as there is another object that the pod refers to.
+/// Failures that a change of a referenced object may fix.
 const MISSING_OBJECT_REASONS: [&str; 2] = ["CreateContainerConfigError", "ContainerCreating"];
 
 impl PodWorkerState {
-    /// Looks at what containers are to run: another image is tried at once, whatever became of the one before.
+    /// Records the image in a container's spec. A changed image is tried immediately, because the
+    /// failures and the back-off of the old one do not apply to it.
     pub fn set_image(&mut self, container: &str, image: &str) {
         if self.images.get(container).is_some_and(|known| known == image) {
             return;
@@ -95,21 +100,22 @@ impl PodWorkerState {
         }
     }
 
-    /// Something has changed that the pod refers to: what failed for want of it is tried again at once.
+    /// A referenced object has changed: what failed because of a missing object is retried
+    /// immediately.
     pub fn references_changed(&mut self, now: Timestamp) {
         self.references_changed_at = Some(now);
         let waiting = self.failures.values_mut().filter(|failure| failure.is_missing_objects());
         waiting.for_each(|failure| failure.retry_at = failure.retry_at.min(now));
     }
 
-    /// Whether a run that has been running since `before` has become ready or unready.
+    /// Whether a container that `before` contains has become ready or unready.
     pub fn readiness_changed(&self, before: &HashMap<String, ContainerHealth>) -> bool {
         self.health.iter().any(|(id, now)| before.get(id).is_some_and(|before| before.ready != now.ready))
     }
 
-    /// A container could not be started, which was begun then.
+    /// Records that a start failed that began at `started_at`.
     pub fn record_failure(&mut self, container: &str, mut failure: StartFailure, started_at: Timestamp) {
-        // What changed meanwhile may have come too late to be seen.
+        // The object may have changed after the start read it. Retry immediately then.
         if failure.is_missing_objects()
             && self.references_changed_at.is_some_and(|changed_at| changed_at >= started_at)
         {
@@ -120,12 +126,12 @@ impl PodWorkerState {
 }
 
 impl StartFailure {
-    /// Nothing has failed, but something has to be waited for.
+    /// Not an error: the container has to wait for something.
     pub fn waiting(reason: &str, message: String, now: Timestamp) -> StartFailure {
         StartFailure::with_delay(WAIT_RETRY, reason, message, now)
     }
 
-    /// The same failure once more, or another.
+    /// The failure that follows `before`. The attempt count continues if the reason is the same.
     pub fn with_back_off(
         before: Option<&StartFailure>,
         reason: &str,
@@ -144,14 +150,14 @@ impl StartFailure {
         StartFailure { reason: reason.to_owned(), message, attempts: 1, failed_at: now, retry_at }
     }
 
-    /// From when on it is said that nothing is tried for a while; only of images that cannot be pulled.
+    /// When the status changes from the error to the back-off; only for image pulls.
     pub fn back_off_visible_at(&self) -> Option<Timestamp> {
         (self.reason == ERR_IMAGE_PULL)
             .then(|| self.failed_at.checked_add(BACK_OFF_REPORT_DELAY).ok())
             .flatten()
     }
 
-    /// Whether it is about a run that came to an end by it.
+    /// Whether the failure ended a run of the container.
     pub fn ended_run(&self) -> bool {
         RUN_FAILURE_REASONS.contains(&self.reason.as_str())
     }
@@ -232,7 +238,7 @@ mod tests {
         };
         for reason in MISSING_OBJECT_REASONS {
             check(reason, 7, 4, 7);
-            // While the container was being started.
+            // The object changed while the container was being started.
             check(reason, 4, 4, 5);
             check(reason, 3, 4, 15);
             check(reason, 20, 4, 15);

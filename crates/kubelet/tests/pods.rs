@@ -1,4 +1,5 @@
-//! Pods on a real containerd: what they are given, what is said of them, and that nothing is left of them.
+//! Pods on a real containerd: what they get, what their status is, and that nothing is left of
+//! them.
 
 use std::os::fd::AsFd as _;
 use std::path::Path;
@@ -18,13 +19,13 @@ struct KubeletTestCluster {
     client: Client,
     runtime: Remote,
     containerd: Containerd,
-    /// Ends the server.
+    /// Stops the server.
     _stop: watch::Sender<bool>,
     _server: apiserver::RunningServer,
     dir: tempfile::TempDir,
 }
 
-/// A node at work.
+/// A running kubelet.
 struct RunningKubelet {
     ctx: Ctx,
     stop: watch::Sender<bool>,
@@ -34,11 +35,11 @@ struct RunningKubelet {
 impl RunningKubelet {
     async fn end(self) {
         self.stop.send_replace(true);
-        self.task.await.expect("the node ends by itself");
+        self.task.await.expect("the kubelet stops on shutdown");
     }
 }
 
-/// Volumes and groups of pods that a test has not deleted; containerd takes the rest with it.
+/// Removes volumes and cgroups of pods that a test has not deleted; containerd removes the rest.
 impl Drop for KubeletTestCluster {
     fn drop(&mut self) {
         testkit::cleanup_node(self.dir.path(), &self.path("pods"));
@@ -62,7 +63,7 @@ impl KubeletTestCluster {
             conditions.find(|condition| condition.type_ == "Ready" && condition.status == "True")
         };
         cluster.until("the node is ready", ready).await;
-        // What controllers give every namespace.
+        // Controllers create these in every namespace.
         let metadata = |name: &str| json!({"name": name, "namespace": "default"});
         let account = json!({"metadata": metadata("default")});
         let account: ServiceAccount = serde_json::from_value(account).expect("a service account");
@@ -79,7 +80,7 @@ impl KubeletTestCluster {
 
     fn run_node_with(&self, change: impl FnOnce(&mut kubelet::KubeletConfig)) -> RunningKubelet {
         let mut kubelet_config = kubelet::KubeletConfig {
-            // However full the disk of whoever tests this is.
+            // Independent of the free disk space on the test machine.
             hard_eviction: kubelet::EvictionThresholds::NONE,
             image_gc: kubelet::ImagePolicy { high_threshold_percent: 100, ..kubelet::ImagePolicy::default() },
             ..kubelet::KubeletConfig::default()
@@ -139,7 +140,7 @@ impl KubeletTestCluster {
         self.client.get(&Key::new("default", name)).await.ok()
     }
 
-    /// Waits until the pod's containers are as told by `state`, such as `main:running ready#0`.
+    /// Waits until [`state`] of the pod is as expected, such as `Running main:running ready#0`.
     async fn wait_for_state(&self, name: &str, expected: &str) -> Pod {
         self.until(&format!("{name} is {expected}"), async || {
             let pod = self.get(name).await?;
@@ -164,7 +165,7 @@ impl KubeletTestCluster {
         let events: Vec<Event> = self.client.list("default").await.unwrap_or_default();
         let events: Vec<_> = events.into_iter().map(|event| (event.reason, event.message)).collect();
         let states: Vec<_> = pods.iter().map(|pod| format!("{}: {}", pod.name(), state(pod))).collect();
-        panic!("not in time: {what}\n{states:?}\n{events:?}\n{}", self.containerd.log());
+        panic!("timed out: {what}\n{states:?}\n{events:?}\n{}", self.containerd.log());
     }
 
     async fn exec(&self, pod: &Pod, container: &str, script: &str) -> String {
@@ -206,7 +207,7 @@ async fn pods_run_and_are_removed_without_a_trace() {
     .expect("a config map");
     cluster.client.create(&settings).await.expect("created");
 
-    // What a pod is given: environment, volumes, name, token.
+    // A pod gets its environment, volumes, host name and token.
     cluster
         .create(
             "web",
@@ -233,7 +234,7 @@ async fn pods_run_and_are_removed_without_a_trace() {
         "ca.crt\nnamespace\ntoken"
     );
     assert_eq!(cluster.exec(&web, "main", "grep -c web /etc/hosts; touch /room/x && ls /room").await, "1\nx");
-    // Where a pod could turn the link, the node would follow it to whatever it has there.
+    // If a pod could replace this symlink, the kubelet would follow it on the host.
     for change in [
         "touch /settings/x",
         "ln -sfn /etc /settings/..data",
@@ -250,7 +251,7 @@ async fn pods_run_and_are_removed_without_a_trace() {
         })
         .await;
 
-    // Containers that end: restarted, or not.
+    // Containers that exit are restarted or not.
     let script = |text: &str| json!([{"name": "main", "command": ["sh", "-c", text]}]);
     cluster.create("crash", json!({"containers": script("exit 1")})).await;
     cluster
@@ -258,29 +259,32 @@ async fn pods_run_and_are_removed_without_a_trace() {
         .await;
     cluster.wait_for_state("once", "Failed main:exit 2#0").await;
     cluster.wait_for_state("crash", "Running main:exit 1#1").await;
-    // containerd tells of an end, and writes down the last words a moment later.
+    // containerd reports an exit before it has written the last output.
     let path = log_of(&cluster, "once").await;
     let has_last_line = |log: &String| log.trim_end().ends_with("stdout F done");
-    cluster.until("the last words", async || std::fs::read_to_string(&path).ok().filter(has_last_line)).await;
+    cluster
+        .until("the last output", async || std::fs::read_to_string(&path).ok().filter(has_last_line))
+        .await;
 
-    // One that may fail once has a period to begin in. It is asked by the startup probe and then by the other two.
+    // With a failure threshold of one, the startup probe has to succeed within its period. The
+    // other two probes follow.
     let probe = |script: &str| json!({"exec": {"command": ["sh", "-c", script]}, "periodSeconds": 3, "failureThreshold": 1});
-    let alive = probe("echo >> /tmp/asked; cat /tmp/begun");
+    let alive = probe("echo >> /tmp/probes; cat /tmp/started");
     let late = json!([{
-        "name": "main", "command": ["sh", "-c", "sleep 0.2; touch /tmp/begun; sleep 1000"],
-        "startupProbe": alive, "livenessProbe": alive, "readinessProbe": probe("[ $(wc -l < /tmp/asked) -ge 3 ]"),
+        "name": "main", "command": ["sh", "-c", "sleep 0.2; touch /tmp/started; sleep 1000"],
+        "startupProbe": alive, "livenessProbe": alive, "readinessProbe": probe("[ $(wc -l < /tmp/probes) -ge 3 ]"),
     }]);
     cluster.create("late", json!({"containers": late})).await;
     cluster.wait_for_state("late", "Running main:running ready#0").await;
 
-    // Pods that cannot run say why.
+    // Pods that cannot run report why.
     cluster.create("lost", json!({"containers": [{"name": "main", "env": [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "none", "key": "x"}}}]}]})).await;
     let lost = cluster.wait_for_state("lost", "Pending main:CreateContainerConfigError#0").await;
     let waiting =
         lost.status.and_then(|status| status.container_statuses?[0].state.clone()?.waiting?.message);
     assert_eq!(waiting.as_deref(), Some("secret \"none\" not found"));
 
-    // A node that starts again finds its containers.
+    // A restarted kubelet finds its containers.
     let before =
         cluster.get("web").await.and_then(|pod| pod.status?.container_statuses?[0].container_id.clone());
     node.end().await;
@@ -302,7 +306,7 @@ async fn pods_run_and_are_removed_without_a_trace() {
             cluster.client.list::<Pod>("default").await.ok().filter(Vec::is_empty)
         })
         .await;
-    // Those that were over are gone from the API before they are gone from here.
+    // Terminated pods are removed from the API before they are removed from the node.
     let nothing = async || {
         let containers = cluster.runtime.containers(&[]).await.expect("containers");
         let sandboxes = cluster.runtime.sandboxes(&[]).await.expect("sandboxes");
@@ -314,7 +318,7 @@ async fn pods_run_and_are_removed_without_a_trace() {
     node.end().await;
 }
 
-/// Who sends requests to a pod has to know when it does not answer them any more.
+/// Clients have to know when a terminating pod stops to answer requests.
 #[tokio::test(flavor = "multi_thread")]
 async fn readiness_probes_go_on_while_a_pod_is_terminating() {
     let (cluster, node) = KubeletTestCluster::start().await;
@@ -337,12 +341,11 @@ async fn readiness_probes_go_on_while_a_pod_is_terminating() {
     cluster.exec(&web, "main", "touch /tmp/ready").await;
     cluster.wait_for_state("web", "Running main:running ready#0").await;
     cluster.exec(&web, "main", "touch /tmp/end").await;
-    cluster.until("it is gone", async || cluster.get("web").await.is_none().then_some(())).await;
+    cluster.until("the pod is removed", async || cluster.get("web").await.is_none().then_some(())).await;
     node.end().await;
 }
 
-/// A pod that is over keeps what it wrote, but no disk that another node may be waiting for.
-/// What containers have comes from the runtime, whichever it is.
+/// The resources in the status come from the runtime.
 #[tokio::test(flavor = "multi_thread")]
 async fn pods_are_resized() {
     let (cluster, node) = KubeletTestCluster::start().await;
@@ -384,7 +387,7 @@ async fn pods_are_resized() {
     resize_to(both("60m", "32Mi"), both("60m", "32Mi"), "").await;
     node.end().await;
 
-    // Nobody waits for time of processors on a node that does not want that.
+    // Without `cpuCFSQuota`, no cgroup has a CPU quota.
     let quotas = async |name: &str| {
         let pod = cluster.get(name).await.expect("a pod");
         let mut quotas = Vec::new();
@@ -414,11 +417,12 @@ async fn pods_are_resized() {
     node.end().await;
 }
 
+/// A terminated pod keeps its files, but no disk that another node may be waiting for.
 #[tokio::test(flavor = "multi_thread")]
 async fn disks_of_finished_pod_are_released() {
     const NAME: &str = "kubernetes.io/iscsi/192.0.2.1:iqn.2026-01.example:disk:0";
     let (cluster, node) = KubeletTestCluster::start().await;
-    let script = "echo begun; until [ -e /room/end ]; do sleep 0.1; done";
+    let script = "echo started; until [ -e /room/end ]; do sleep 0.1; done";
     let main = json!({
         "name": "main", "command": ["sh", "-c", script],
         "volumeMounts": [
@@ -429,7 +433,7 @@ async fn disks_of_finished_pod_are_released() {
     cluster.create("once", json!({"restartPolicy": "Never", "containers": [main], "volumes": volumes})).await;
     let pod = cluster.wait_for_state("once", "Running main:running ready#0").await;
     node.end().await;
-    // As it is left by a node that had a disk for it.
+    // As left behind by a kubelet that had a disk for the pod.
     let disk = cluster.path("root/plugins/kubernetes.io/iscsi/iface-default/disk");
     let record = json!({
         "portals": ["192.0.2.1:3260"], "iqn": "iqn.2026-01.example:disk", "lun": 0, "iface": "default", "givenAs": NAME,
@@ -454,21 +458,21 @@ async fn disks_of_finished_pod_are_released() {
     assert!(subpath_dir.join("note").exists(), "a part of a volume is mounted");
     std::fs::write(volume_dir.join("end"), "").expect("written");
     cluster.wait_for_state("once", "Succeeded main:exit 0#0").await;
-    cluster.until("the disk is given back", async || used().await.is_empty().then_some(())).await;
+    cluster.until("the disk is released", async || used().await.is_empty().then_some(())).await;
     assert!(!disk.exists() && volume_dir.join("end").exists());
     assert!(
         subpath_dir.is_dir() && !subpath_dir.join("note").exists(),
         "a part of a volume is still mounted"
     );
     let log = log_of(&cluster, "once").await;
-    assert!(std::fs::read_to_string(&log).expect("a log").contains("begun"));
+    assert!(std::fs::read_to_string(&log).expect("a log").contains("started"));
     let key = Key::new("default", "once");
     cluster.client.delete::<Pod>(&key, &reconcile::DeleteOptions::default()).await.expect("a deletion");
     let dir = cluster.path("pods").join(pod.uid());
     cluster.until("nothing is left", async || (!dir.exists()).then_some(())).await;
     let is_referenced =
         || versions.lock().expect("not poisoned").iter().any(|version| version.strong_count() > 0);
-    cluster.until("nobody holds it", async || (!is_referenced()).then_some(())).await;
+    cluster.until("no reference to the pod is left", async || (!is_referenced()).then_some(())).await;
     node.end().await;
 }
 
@@ -486,9 +490,9 @@ async fn environment_is_read_from_files() {
         })
     };
     const WRITE: &str = r##"mkdir /room/a; printf "# made\nA='1'\nB='two\nlines' # b\n" > /room/a/env"##;
-    cluster.create("told", pod(WRITE, "a/env", "B", false)).await;
-    cluster.create("untold", pod(WRITE, "a/env", "C", true)).await;
-    for (name, expected) in [("told", "[two\nlines]"), ("untold", "[]")] {
+    cluster.create("set", pod(WRITE, "a/env", "B", false)).await;
+    cluster.create("unset", pod(WRITE, "a/env", "C", true)).await;
+    for (name, expected) in [("set", "[two\nlines]"), ("unset", "[]")] {
         let pod = cluster.wait_for_state(name, "Running main:running ready#0").await;
         assert_eq!(cluster.exec(&pod, "main", "echo \"[$X]\"").await, expected);
     }
@@ -496,7 +500,7 @@ async fn environment_is_read_from_files() {
     for (name, spec, expected) in [
         ("keyless", pod(WRITE, "a/env", "C", false), "environment variable key \"C\" not found in file \""),
         ("fileless", pod(WRITE, "none", "A", true), "couldn't parse env file"),
-        // What a container links to is not the host's.
+        // A symlink in the volume must not lead to a file of the host.
         ("thief", pod("ln -s /etc/os-release /room/env", "env", "ID", false), "couldn't parse env file"),
         ("unquoted", pod("echo A=1 > /room/env", "env", "A", true), "couldn't parse env file"),
     ] {
@@ -515,7 +519,7 @@ async fn environment_is_read_from_files() {
     node.end().await;
 }
 
-/// A registry with the one image `app:1`, for those who know the password `secret`. It answers once it is open.
+/// A registry with the image `app:1` and the password `secret`. It responds once it is open.
 fn registry(dir: &Path, network: &Path, is_open: watch::Receiver<bool>) -> String {
     let run = |words: &[&str]| {
         let done = std::process::Command::new(words[0]).args(&words[1..]).current_dir(dir).output();
@@ -546,7 +550,7 @@ fn registry(dir: &Path, network: &Path, is_open: watch::Receiver<bool>) -> Strin
     let files: Vec<(String, Vec<u8>)> = ["manifest", "config", "layer"]
         .map(|name| (digest(name), std::fs::read(dir.join(name)).expect("read")))
         .into();
-    // Where containerd is, which has a network of its own.
+    // containerd runs in a network namespace of its own.
     let network = std::fs::File::open(network).expect("a network");
     let bound = std::thread::spawn(move || {
         rustix::thread::move_into_link_name_space(network.as_fd(), None).expect("entered");
@@ -561,7 +565,7 @@ fn registry(dir: &Path, network: &Path, is_open: watch::Receiver<bool>) -> Strin
         while let Ok((stream, _)) = listener.accept().await {
             let (files, mut is_open) = (files.clone(), is_open.clone());
             tokio::spawn(async move {
-                is_open.wait_for(|open| *open).await.expect("it is opened in the end");
+                is_open.wait_for(|open| *open).await.expect("the registry is opened before the test ends");
                 serve_image(stream, &files).await;
             });
         }
@@ -569,7 +573,7 @@ fn registry(dir: &Path, network: &Path, is_open: watch::Receiver<bool>) -> Strin
     host
 }
 
-/// Answers one request for one of these files, the first of which is the manifest.
+/// Responds to one request for one of these files, the first of which is the manifest.
 async fn serve_image(mut stream: tokio::net::TcpStream, files: &[(String, Vec<u8>)]) {
     use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _};
     let mut head = String::new();
@@ -599,7 +603,7 @@ async fn serve_image(mut stream: tokio::net::TcpStream, files: &[(String, Vec<u8
 }
 
 impl KubeletTestCluster {
-    /// What pulls images.
+    /// Creates an image pull secret.
     async fn add_pull_secret(&self, name: &str, host: &str, password: &str) {
         let docker_config = json!({"auths": {host: {"username": "me", "password": password}}}).to_string();
         let secret = json!({
@@ -612,7 +616,8 @@ impl KubeletTestCluster {
     }
 }
 
-/// A registry that does not answer keeps nobody from going, from being looked after and from being told of.
+/// A registry that does not respond must not delay the termination, the probes and the status of
+/// pods.
 #[tokio::test(flavor = "multi_thread")]
 async fn image_pull_blocks_only_its_container() {
     let (cluster, node) = KubeletTestCluster::start().await;
@@ -630,8 +635,8 @@ async fn image_pull_blocks_only_its_container() {
     let stays = cluster.wait_for_state("stays", PULLS).await;
     let deleted_key = Key::new("default", "goes");
     cluster.client.delete::<Pod>(&deleted_key, &reconcile::DeleteOptions::default()).await.expect("deleted");
-    cluster.until("it is gone", async || cluster.get("goes").await.is_none().then_some(())).await;
-    // Another container of the pod that waits ends, and begins again.
+    cluster.until("the pod is removed", async || cluster.get("goes").await.is_none().then_some(())).await;
+    // Another container of the waiting pod exits and restarts.
     cluster.exec(&stays, "quick", "touch /end").await;
     cluster.wait_for_state("stays", "Pending quick:running ready#1 slow:ContainerCreating#0").await;
     let events: Vec<Event> = cluster.client.list("default").await.expect("events");
@@ -642,7 +647,8 @@ async fn image_pull_blocks_only_its_container() {
     node.end().await;
 }
 
-/// An image that is there is for those who could have pulled it, also after the kubelet was started again.
+/// A present image is only available to pods that could have pulled it, also after a restart of the
+/// kubelet.
 #[tokio::test(flavor = "multi_thread")]
 async fn present_images_require_pull_credentials() {
     let (cluster, node) = KubeletTestCluster::start().await;
@@ -662,15 +668,15 @@ async fn present_images_require_pull_credentials() {
     cluster.wait_for_state("early", NEVER).await;
     cluster.create("owner", pod("own", "IfNotPresent")).await;
     cluster.wait_for_state("owner", RUNS).await;
-    cluster.create("nobody", pod("none", "Never")).await;
-    let without_secret = cluster.wait_for_state("nobody", NEVER).await;
+    cluster.create("without-secret", pod("none", "Never")).await;
+    let without_secret = cluster.wait_for_state("without-secret", NEVER).await;
     let waiting =
         without_secret.status.and_then(|status| status.container_statuses?[0].state.clone()?.waiting);
     let expected = format!("Container image \"{host}/app:1\" is not present with pull policy of Never");
     assert_eq!(waiting.and_then(|waiting| waiting.message), Some(expected));
     cluster.create("guest", pod("wrong", "IfNotPresent")).await;
     cluster
-        .until("the guest is refused", async || {
+        .until("the pull is rejected", async || {
             let state_text = state(&cluster.get("guest").await?);
             (state_text.contains("ErrImagePull") || state_text.contains("ImagePullBackOff")).then_some(())
         })
@@ -684,7 +690,7 @@ async fn present_images_require_pull_credentials() {
     cluster.create("stranger", pod("none", "Never")).await;
     cluster.wait_for_state("stranger", NEVER).await;
     node.end().await;
-    // A program on the node has credentials for one account.
+    // A credential provider has credentials for one service account.
     let plugin_dir = cluster.path("programs");
     std::os::unix::fs::symlink("/bin/sh", plugin_dir.join("sh")).expect("a shell");
     let version = "credentialprovider.kubelet.k8s.io/v1";

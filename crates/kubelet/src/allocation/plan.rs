@@ -1,4 +1,4 @@
-//! Decides whose resize there is room for, and whose turn it is. Pure.
+//! Decides which pending resizes fit and in which order they are evaluated. Does no I/O.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use super::Allocation;
 use crate::admission::{AdmissionFailure, requests};
 use crate::pod::resource_spec;
 
-/// A pod of the node that has been let in.
+/// A pod that is admitted to this node.
 pub struct AdmittedPod {
-    /// As it asks for itself.
+    /// With the resources of its spec.
     pub pod: Arc<Pod>,
-    /// What was agreed to; what it asks for where nothing was written down.
+    /// The allocated resources. `None`: the resources of the spec.
     pub allocated: Option<Allocation>,
-    /// How long it has been waiting for something else.
+    /// When the resize became pending.
     pub since: Option<Timestamp>,
 }
 
@@ -36,8 +36,8 @@ impl AdmittedPod {
     }
 }
 
-/// Those who want something else than they have, in their order, each with what speaks against it. Whoever is given
-/// something leaves the others what is left.
+/// Evaluates the pods that need a resize in order, each with the reason why it does not fit. A
+/// resize that fits reduces what is left for the next ones.
 pub fn evaluate_resizes(
     present: &[AdmittedPod],
     admit: impl Fn(&Pod, &[Arc<Pod>]) -> Option<AdmissionFailure>,
@@ -58,8 +58,8 @@ pub fn evaluate_resizes(
     results.collect()
 }
 
-/// Whose turn it is: those first who want no more than they have, which always works out; then by priority; those next who
-/// were promised all that they may use; and among equals whoever has been waiting longest.
+/// The order of evaluation: first decreases, which always fit, then by priority, then guaranteed
+/// pods, then by waiting time.
 fn resize_order(admitted: &AdmittedPod, has: &Pod) -> impl Ord + use<> {
     let (requested, current) = (requests(&resource_spec(&admitted.pod)), requests(&resource_spec(has)));
     let needs_more = ["cpu", "memory"].iter().any(|name| {

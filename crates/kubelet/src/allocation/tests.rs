@@ -12,8 +12,8 @@ fn pod(name: &str, cpu: &str) -> Pod {
     serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod")
 }
 
-/// `a 1 2 | b 1 1 at 5 priority 7 | c 1 3 guaranteed | d 1 0 told 1 | e 1 2 deleting`: what each has and wants of
-/// processors.
+/// `a 1 2 | b 1 1 at 5 priority 7 | c 1 3 guaranteed | d 1 0 reported 1 | e 1 2 deleting`: the
+/// allocated and requested CPUs of each pod. `reported` sets what its status reports.
 fn present(text: &str) -> Vec<AdmittedPod> {
     let one = |text: &str| {
         let words: Vec<&str> = text.split_whitespace().collect();
@@ -25,7 +25,7 @@ fn present(text: &str) -> Vec<AdmittedPod> {
         pod.spec.as_mut().expect("a spec").priority = after("priority").map(|priority| priority as i32);
         let class = if words.contains(&"guaranteed") { "Guaranteed" } else { "Burstable" };
         let mut status = json!({"qosClass": class});
-        if let Some(reported) = after("told") {
+        if let Some(reported) = after("reported") {
             status["containerStatuses"] = json!([{
                 "name": "main", "image": "", "imageID": "", "ready": true, "restartCount": 0,
                 "resources": resources(&reported.to_string()),
@@ -67,13 +67,13 @@ fn resize_requires_available_resources() {
     let no =
         "a OutOfcpu: Node didn't have enough resource: cpu, requested: 9500, used: 1000, capacity: 10000";
     check("a 1 9500m | b 1 1", &[no]);
-    // One that wants no more is no reason to look.
+    // No resize without a different request.
     check("a 1 1 | b 1 1000m", &[]);
-    // What others want is theirs only once it was agreed to.
+    // A pending resize of one pod does not count against another pod.
     let no =
         "b OutOfcpu: Node didn't have enough resource: cpu, requested: 12000, used: 7000, capacity: 10000";
     check("a 1 7 at 1 | b 1 12 at 2", &["a yes", no]);
-    // One that goes is there until it is gone, and wants nothing any more.
+    // A terminating pod keeps its share until it is gone, and is not resized any more.
     let no =
         "a OutOfcpu: Node didn't have enough resource: cpu, requested: 8000, used: 3000, capacity: 10000";
     check("a 1 8 | b 3 5 deleting", &[no]);
@@ -84,7 +84,7 @@ fn lower_request_is_first_and_counts_until_status_reports_it() {
     check("a 5 6 | b 5 4", &["b yes", "a yes"]);
     let no =
         "a OutOfcpu: Node didn't have enough resource: cpu, requested: 6000, used: 5000, capacity: 10000";
-    check("a 5 6 | b 5 4 told 5", &["b yes", no]);
+    check("a 5 6 | b 5 4 reported 5", &["b yes", no]);
 }
 
 #[test]

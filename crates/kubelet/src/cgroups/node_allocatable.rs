@@ -1,7 +1,11 @@
-//! What all pods of a node may use together: everything but what is reserved for others (upstream calls it node
-//! allocatable). Those others can be held to what was reserved for them, too, where somebody names their cgroups.
+//! Node allocatable: limits all pods together to the capacity of the node minus the reservations.
+//! The cgroups of system and kube components can be limited to their reservations, too, if they are
+//! configured.
 //!
-//! What must always be left before pods are put out is not kept from them here, or nobody would ever see it reached.
+//! Hard eviction thresholds are not subtracted from the limit. Otherwise pods would be OOM-killed
+//! before the eviction manager sees the threshold crossed.
+//!
+//! Upstream: `pkg/kubelet/cm/node_container_manager_linux.go`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -13,32 +17,34 @@ use sys::cgroup::{Cgroups, Limits};
 use super::{ROOT_CGROUP, cpu_weight_limits, host_cgroups, node_cgroup};
 use crate::{Node, stats};
 
-/// Pods may use more than they should be left with; this is how long their end is waited for.
+/// A limit below the current usage fails. It is retried after this long, since pods may have ended
+/// meanwhile.
 const ENFORCE_RETRY: Duration = Duration::from_secs(60);
 const PODS: &str = "pods";
 const NONE: &str = "none";
-/// For whom something is reserved: by option, and as messages and fields of the configuration call them.
+/// The components with a reservation: their option value, their name in events, and their field
+/// prefix in the configuration.
 const RESERVED_COMPONENTS: [(&str, &str, &str); 2] = [
     ("system-reserved", "System Reserved", "systemReserved"),
     ("kube-reserved", "Kube Reserved", "kubeReserved"),
 ];
 
-/// Processors in thousandths, bytes, processes, by the names of resources.
+/// CPU in millicores, memory in bytes, number of processes; by resource name.
 pub type ResourceValues = BTreeMap<String, i64>;
 
-/// What is kept from pods, and who is held to that.
+/// The reserved resources and which of them are enforced.
 #[derive(Clone, Debug, Default)]
 pub struct NodeReservation {
-    /// For the machine, and for what makes it a node.
+    /// System reserved and kube reserved.
     pub values: [ResourceValues; 2],
-    /// The cgroups of those, where they are named.
+    /// The cgroups of these components. Empty if not configured.
     pub groups: [String; 2],
-    /// Who is to have no more than that; pods where nobody has said anything.
+    /// `enforceNodeAllocatable`. `None` means `pods` only.
     pub enforced: Option<Vec<String>>,
 }
 
 impl NodeReservation {
-    /// How much of a resource is reserved.
+    /// The total reservation of a resource.
     pub fn of(&self, resource: &str) -> i64 {
         self.values
             .iter()
@@ -46,7 +52,7 @@ impl NodeReservation {
             .fold(0, |sum, more| sum.saturating_add(*more))
     }
 
-    /// Complains where more is reserved than the machine has.
+    /// Fails if more is reserved than the machine has.
     pub fn validate_capacity(&self, capacity: &[(&str, i64)]) -> Result<(), String> {
         for (resource, has) in capacity {
             let reserved = self.of(resource);
@@ -64,14 +70,15 @@ impl NodeReservation {
         self.enforced.as_ref().map_or(target == PODS, |all| all.iter().any(|one| one == target))
     }
 
-    /// Whether one of the others is held to all that is reserved for it, or only to its weight.
+    /// Whether the limits of a component are enforced: `Some(true)` for its CPU weight only,
+    /// `Some(false)` for all resources.
     fn enforces_component(&self, at: usize) -> Option<bool> {
         let (option, ..) = RESERVED_COMPONENTS[at];
         let cpu_only = self.enforces(&format!("{option}-compressible"));
         (cpu_only || self.enforces(option)).then_some(cpu_only)
     }
 
-    /// Complains of what cannot be meant.
+    /// Validates the combination of options. The messages are upstream's.
     pub fn validate(&self) -> Result<(), String> {
         let flag = "enforceNodeAllocatable (--enforce-node-allocatable)";
         let named = self.enforced.as_deref().unwrap_or_default();
@@ -124,7 +131,7 @@ impl NodeReservation {
     }
 }
 
-/// Sets the limits, and tells of it in the node's events.
+/// Sets the limits and records the result as node events.
 pub(super) async fn enforce(node: &Node) {
     let reserved = &node.presentation.reserved;
     let nodes = node.ctx.caches.nodes();
@@ -169,7 +176,7 @@ pub(super) async fn enforce(node: &Node) {
     }
 }
 
-/// What there is for pods, which is everything where they are not held to what is left.
+/// The limits for all pods. The whole capacity if `pods` is not enforced.
 fn allocatable(node: &Node) -> ResourceValues {
     let reserved = &node.presentation.reserved;
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
@@ -184,18 +191,18 @@ fn allocatable(node: &Node) -> ResourceValues {
 
 fn set_pods_limits(cgroups: &Cgroups, group: &str, values: &ResourceValues) -> io::Result<()> {
     cgroups.create(group)?;
-    // What is around counts among others of this machine by its weight.
+    // The root cgroup competes with other cgroups of the machine by its CPU weight.
     let parent_result = set_limits(cgroups, ROOT_CGROUP, values, true);
     set_limits(cgroups, group, values, false).and(parent_result)
 }
 
-/// Sets the limits of a group. One that cannot be set does not keep the others back.
+/// Sets the limits of a cgroup. An error on one limit does not prevent the others.
 fn set_limits(cgroups: &Cgroups, group: &str, values: &ResourceValues, cpu_only: bool) -> io::Result<()> {
     let mut result = Ok(());
     for (name, amount) in values.iter().filter(|(name, _)| !cpu_only || *name == "cpu") {
         let limits = match name.as_str() {
             "cpu" => cpu_weight_limits(*amount),
-            // How much may be swapped out is each container's matter.
+            // Swap is limited per container.
             "memory" => Limits { memory: *amount, memory_and_swap: -1, ..Limits::default() },
             "pid" => Limits { pids: *amount, ..Limits::default() },
             _ => continue,
@@ -216,7 +223,7 @@ mod tests {
         of.iter().map(|(name, amount)| ((*name).to_owned(), *amount)).collect()
     }
 
-    /// The files of a group, as a kernel would have them.
+    /// The control files of a cgroup, which a kernel would create.
     fn files(place: &Path, names: &[&str]) {
         fs::create_dir_all(place).expect("made");
         names.iter().for_each(|name| fs::write(place.join(name), "").expect("written"));
@@ -236,7 +243,7 @@ mod tests {
             files(&dir.path().join(group), &names);
         }
         set_pods_limits(&v2, "skiff/node-1", &values).expect("set");
-        // Whoever runs out of memory must not take all pods along.
+        // `memory.oom.group` must stay unset: one OOM kill must not end all pods.
         let found = read(&dir.path().join("v2/skiff/node-1"), &names);
         assert_eq!(found, ["59", "1073741824", "max", "", "1000"]);
         assert_eq!(read(&dir.path().join("v2/skiff"), &names), ["59", "", "", "", ""]);

@@ -1,8 +1,8 @@
-//! What pods that were promised less than they may use have together: those that were promised something the time of
-//! processors that they were promised in all, those that were promised nothing next to none.
+//! Weights of the cgroups of the QoS classes. The burstable class gets the sum of the CPU requests
+//! of its pods, the best-effort class the minimum.
 //!
-//! Upstream's kubelet does so when it makes a pod, and every minute. Here it is done whenever a pod comes, changes or ends,
-//! and not otherwise.
+//! Upstream's `qosContainerManager` updates them when a pod is created and once a minute. Here
+//! every added, changed or ended pod triggers an update, without a timer.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,16 +19,16 @@ use crate::admission::requests;
 use crate::pod::resource_spec;
 use crate::{Node, huge_pages};
 
-/// More than any machine has.
+/// More than any machine has. The kernel takes it as unlimited.
 const NO_LIMIT_BYTES: u64 = 1 << 62;
 
-/// Keeps the levels as the node's pods need them.
+/// Updates the weights whenever a pod of this node changes.
 pub async fn run(node: &Node) {
     let pods = node.ctx.caches.pods();
     let changed = Arc::new(Notify::new());
     let (notify, own) = (changed.clone(), node.settings.node_name.clone());
     pods.listen(move |change| {
-        // All that the levels depend on.
+        // CPU requests change only together with the generation.
         let seen = |pod: Option<&Arc<Pod>>| {
             let pod = pod.filter(|pod| is_counted(pod))?;
             let here = pod.spec.as_ref()?.node_name.as_deref() == Some(&own);
@@ -40,11 +40,11 @@ pub async fn run(node: &Node) {
     });
     pods.wait_for_sync().await;
     let group = node_cgroup(&node.settings.pods);
-    // By uid and generation.
+    // CPU requests by UID and generation, so that only new or changed pods are computed.
     let mut cpu_by_pod: HashMap<(String, Option<i64>), i64> = HashMap::new();
     let mut applied_milli = None;
     loop {
-        // None of them is held on to while nothing changes: by then they may be long gone.
+        // Pods are not kept across the wait below: they may be deleted long before the next change.
         let here = pods.indexed("node", &node.settings.node_name).into_iter().filter(|pod| is_counted(pod));
         cpu_by_pod = here
             .map(|pod| {
@@ -54,6 +54,7 @@ pub async fn run(node: &Node) {
             })
             .collect();
         let cpu_milli = cpu_by_pod.values().fold(0, |sum: i64, cpu_milli| sum.saturating_add(*cpu_milli));
+        // Write only if the sum has changed or a cgroup was removed.
         let done = host_cgroups().and_then(|cgroups| {
             match applied_milli == Some(cpu_milli) && cgroups_exist(cgroups, &group) {
                 true => Ok(()),
@@ -62,7 +63,7 @@ pub async fn run(node: &Node) {
         });
         applied_milli = done.is_ok().then_some(cpu_milli);
         if let Err(error) = done {
-            tracing::warn!(%error, "cannot weigh pods by what they were promised");
+            tracing::warn!(%error, "failed to set the CPU weights of the QoS cgroups");
         }
         changed.notified().await;
     }
@@ -72,7 +73,7 @@ fn is_counted(pod: &Pod) -> bool {
     !crate::pod::is_terminal(pod)
 }
 
-/// Thousandths of a processor that a pod counts for in its level.
+/// The CPU request in millicores that a pod adds to the burstable class.
 fn cpu_request_milli(pod: &Pod) -> i64 {
     if qos_class(pod) != "Burstable" {
         return 0;
@@ -85,7 +86,8 @@ fn cgroups_exist(cgroups: &Cgroups, parent: &str) -> bool {
     QOS_CGROUPS.into_iter().filter_map(dir).all(|dir| dir.is_dir())
 }
 
-/// Makes the levels in a group, where the first was promised so many thousandths of a processor.
+/// Creates the cgroups and sets their weights. `cpu_milli` is the CPU request of all burstable
+/// pods.
 fn set_qos_cgroups(cgroups: &Cgroups, parent: &str, cpu_milli: i64) -> io::Result<()> {
     for (level, milli) in QOS_CGROUPS.into_iter().zip([cpu_milli, 0]) {
         let group = format!("/{parent}/{level}");

@@ -44,7 +44,7 @@ fn pod_cgroup_is_per_qos_class() {
         classes.map(cgroup_of),
         ["/skiff/node-1/pod1", "/skiff/node-1/burstable/pod1", "/skiff/node-1/besteffort/pod1"]
     );
-    // Where nobody has said it yet.
+    // Without a class in the status it is computed from the spec.
     assert_eq!(pod_path(json!({}), json!({"requests": {"cpu": "1"}})), "/skiff/node-1/burstable/pod1");
     assert_eq!(pod_path(json!({}), json!({})), "/skiff/node-1/besteffort/pod1");
 }
@@ -66,7 +66,7 @@ fn pod_cgroup_removal_can_kill_remaining_processes() {
     fs::create_dir_all(group("skiff/node-1/pod1")).expect("made");
     fs::create_dir_all(group("skiff/node-1/pod2/a")).expect("made");
     let mut orphan = std::process::Command::new("sleep").arg("1000").spawn().expect("a process");
-    // In the place of what the kernel does not let go.
+    // Stands in for processes that keep the kernel from removing the cgroup.
     fs::write(group("skiff/node-1/pod2/a/cgroup.procs"), format!("{}\n", orphan.id())).expect("written");
     remove_pod_cgroup_under(dir.path(), "skiff/node-1", "1").expect("empty");
     for removed in

@@ -1,11 +1,12 @@
-//! Requests and limits as cgroups know them.
+//! Converts resource requests and limits to cgroup values. Upstream:
+//! `pkg/kubelet/cm/helpers_linux.go` and `pkg/kubelet/qos`.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 use runtime::cri::LinuxContainerResources;
 use schema::quantity::Quantity;
 
 pub const CFS_PERIOD_MICROS: i64 = 100_000;
-/// The kernel takes no smaller ones.
+/// The kernel rejects smaller values.
 const MIN_CFS_QUOTA_MICROS: i64 = 1_000;
 pub const MIN_CPU_SHARES: i64 = 2;
 const MAX_CPU_SHARES: i64 = 262_144;
@@ -31,17 +32,17 @@ pub fn container_resources(pod: &Pod, container: &Container, node_memory: i64) -
     }
 }
 
-/// Microseconds in each period, of thousandths of a processor.
+/// The CFS quota in microseconds per period, for millicores.
 pub fn quota(milli: i64) -> i64 {
     (milli.saturating_mul(CFS_PERIOD_MICROS) / 1000).max(MIN_CFS_QUOTA_MICROS)
 }
 
-/// The weight among others, of thousandths of a processor.
+/// The CPU shares for millicores.
 pub fn shares(milli: i64) -> i64 {
     (milli.saturating_mul(1024) / 1000).clamp(MIN_CPU_SHARES, MAX_CPU_SHARES)
 }
 
-/// Who goes first when memory runs out: the less was promised, the sooner.
+/// The OOM score adjustment: containers with small memory requests are killed first.
 fn oom_score(pod: &Pod, memory_request: i64, node_memory: i64) -> i64 {
     let critical =
         pod.spec.as_ref().and_then(|spec| spec.priority).is_some_and(|priority| priority >= 2_000_000_000);
@@ -50,7 +51,8 @@ fn oom_score(pod: &Pod, memory_request: i64, node_memory: i64) -> i64 {
         _ if critical => -997,
         Some("Guaranteed") => -997,
         Some("BestEffort") => 1000,
-        // The share of memory that was not asked for, in per mille, between the two.
+        // The share of the node's memory that is not requested, in per mille, between the scores of
+        // the other classes.
         _ => (1000 - 1000 * memory_request / node_memory.max(1)).clamp(3, 999),
     }
 }

@@ -1,4 +1,4 @@
-//! Whom containers run as and what they are kept from.
+//! Translates security contexts to CRI.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use runtime::cri::{
     NamespaceOption, ProfileType, SecurityProfile, SelinuxOption, SupplementalGroupsPolicy,
 };
 
-/// What the kernel tells that no container should read,
+/// Kernel files that containers must not read. The defaults of upstream's runtimes.
 const MASKED_PATHS: &[&str] = &[
     "/proc/asound",
     "/proc/acpi",
@@ -23,7 +23,7 @@ const MASKED_PATHS: &[&str] = &[
     "/sys/firmware",
     "/sys/devices/virtual/powercap",
 ];
-/// or write.
+/// Kernel files that containers must not write.
 const READONLY_PATHS: &[&str] = &["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 
 pub fn sandbox(pod: &Pod) -> LinuxSandboxSecurityContext {
@@ -111,7 +111,7 @@ fn groups(context: &PodSecurityContext) -> Vec<i64> {
     context.fs_group.into_iter().chain(context.supplemental_groups.iter().flatten().copied()).collect()
 }
 
-/// Whether the groups that the image gives a user count as well.
+/// Whether the supplemental groups of the image's user apply as well.
 fn groups_policy(context: &PodSecurityContext) -> i32 {
     match context.supplemental_groups_policy.as_deref() {
         Some("Strict") => SupplementalGroupsPolicy::Strict.into(),

@@ -3,7 +3,7 @@ use tokio::sync::watch;
 
 use super::*;
 
-/// A directory of programs with a shell in it, which can be any of them.
+/// A plugin directory whose only plugin is the shell.
 fn plugin_dir() -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("a directory");
     std::os::unix::fs::symlink("/bin/sh", dir.path().join("sh")).expect("a shell");
@@ -17,7 +17,7 @@ fn provider(script: &str) -> Value {
     })
 }
 
-/// Writes down what it is asked, one line each, and answers.
+/// Appends each request to a file as one line and prints this response.
 fn recording_script(dir: &Path, answer: &str) -> String {
     let log = dir.join("asked");
     format!("cat >> {0}; echo >> {0}; cat <<END\n{answer}\nEND\n", log.display())
@@ -116,30 +116,30 @@ async fn service_account_tokens_are_cached_by_account_or_token() {
     let all = providers(dir.path(), provider.clone());
     for _ in 0..2 {
         let keys = all.keys(&ctx, &pod, "a.example:5000/x:1").await;
-        let [key] = &keys[..] else { panic!("one for this image: {}", keys.len()) };
+        let [key] = &keys[..] else { panic!("expected one credential, got {}", keys.len()) };
         assert_eq!((key.auth.username.as_str(), key.auth.password.as_str()), ("me", "sesame"));
         assert_eq!(key.source, Some(PullSecret::account("default", "own", account.uid())));
     }
-    // A port, and whatever else no provider is for.
+    // A different port, host or image: no provider matches.
     for image in ["a.example/x", "busybox", "b.a.example:5000/x"] {
         assert!(all.keys(&ctx, &pod, image).await.is_empty(), "{image}");
     }
     let requests = recorded_requests(dir.path());
-    assert_eq!(requests.len(), 1, "the account is the same");
+    assert_eq!(requests.len(), 1, "the response is cached for the account");
     assert_eq!(requests[0]["serviceAccountAnnotations"], json!({"example.com/role": "reader"}));
     assert_eq!(text(&requests[0], "serviceAccountToken").split('.').count(), 3, "a token");
 
-    // Each token is another.
+    // With cache type `Token`, every new token has its own cache entry.
     provider["tokenAttributes"] = attributes("example.com/role", "Token");
     let all = providers(dir.path(), provider.clone());
     let now = ctx.clock.now().as_second();
     assert_eq!(all.keys(&ctx, &pod, "a.example:5000/x:1").await.len(), 1, "{now}");
     assert_eq!(recorded_requests(dir.path()).len(), 2);
-    // Who does not say so is not asked for.
+    // A service account without the required annotation gets no credentials.
     provider["tokenAttributes"] = attributes("example.com/other", "Token");
     let all = providers(dir.path(), provider.clone());
     assert!(all.keys(&ctx, &pod, "a.example:5000/x:1").await.is_empty());
-    // A token is no password, unless that is meant.
+    // The token may be returned as the password only with cache type `Token`.
     let echo = r#"token=$(sed 's/.*"serviceAccountToken":"\([^"]*\)".*/\1/'); cat <<END
 {"kind": "CredentialProviderResponse", "apiVersion": "credentialprovider.kubelet.k8s.io/v1", "cacheKeyType": "Image",
  "auth": {"a.example:5000": {"username": "me", "password": "$token"}}}
@@ -184,10 +184,14 @@ fn invalid_provider_config_is_rejected() {
     assert!(twice.ends_with("providers.name: Duplicate value: \"sh\""), "{twice}");
     assert!(read(json!([])).expect_err("a mistake").contains("at least 1 item in plugins"));
     std::fs::write(&file, "kind: Pod\n").expect("written");
-    assert!(Config::read(&file, dir.path()).expect_err("a mistake").contains("no CredentialProviderConfig"));
+    assert!(
+        Config::read(&file, dir.path())
+            .expect_err("a mistake")
+            .contains("expected kind CredentialProviderConfig")
+    );
     let none = Config::read(&file, &dir.path().join("none")).expect_err("a mistake");
     assert!(none.starts_with("plugin binary directory"), "{none}");
-    // All files of a directory, in order.
+    // All configuration files of a directory, sorted by name.
     std::fs::remove_file(&file).expect("removed");
     std::fs::create_dir(dir.path().join("configs")).expect("made");
     let config = json!({"kind": "CredentialProviderConfig", "apiVersion": "kubelet.config.k8s.io/v1", "providers": [provider("")]});

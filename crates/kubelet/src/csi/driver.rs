@@ -1,4 +1,4 @@
-//! A driver that has introduced itself, and what can be asked of it.
+//! A registered CSI driver and its gRPC calls.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,9 +7,9 @@ use runtime::{GrpcClient, RpcError};
 
 use super::messages::*;
 
-/// What upstream's kubelet allows a driver for one call.
+/// Upstream's `csiTimeout` for one call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
-/// For calls that only ask.
+/// For calls that only query the driver.
 const QUERY_TIMEOUT: Duration = Duration::from_secs(15);
 
 const STAGE_UNSTAGE_VOLUME: i32 = 1;
@@ -18,13 +18,13 @@ const EXPAND_VOLUME: i32 = 3;
 const SINGLE_NODE_MULTI_WRITER: i32 = 5;
 const VOLUME_MOUNT_GROUP: i32 = 6;
 
-/// A storage driver on this node.
+/// A CSI driver on this node.
 #[derive(Clone, Debug)]
 pub struct Driver {
     pub name: String,
-    /// What the driver calls this node.
+    /// The ID of this node in the driver's terms.
     pub node_id: String,
-    /// How many of its volumes can be here; 0 for no limit.
+    /// The maximum number of the driver's volumes on this node. 0 means no limit.
     pub max_volumes: i64,
     pub topology: BTreeMap<String, String>,
     capabilities: Vec<i32>,
@@ -32,7 +32,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Asks a driver what it is like.
+    /// Connects to a driver and queries its node information and capabilities.
     pub async fn connect(name: &str, endpoint: &str) -> Result<Driver, RpcError> {
         let socket = GrpcClient::new(endpoint);
         let info: NodeGetInfoResponse =
@@ -61,12 +61,12 @@ impl Driver {
         self.capabilities.contains(&EXPAND_VOLUME)
     }
 
-    /// Whether it gives volumes to the pod's group by itself.
+    /// Whether the driver applies `fsGroup` itself.
     pub fn supports_mount_group(&self) -> bool {
         self.capabilities.contains(&VOLUME_MOUNT_GROUP)
     }
 
-    /// CSI's word for an access mode.
+    /// The CSI access mode. The finer single-node modes need a capability of the driver.
     pub fn access_mode(&self, mode: &str) -> AccessMode {
         let has_multi_writer = self.capabilities.contains(&SINGLE_NODE_MULTI_WRITER);
         let mode = match mode {
@@ -95,7 +95,7 @@ impl Driver {
         self.call::<_, Empty>("/csi.v1.Node/NodeUnpublishVolume", volume).await.map(drop)
     }
 
-    /// Answers with the size there is now.
+    /// Expands a volume on the node and returns its new size.
     pub async fn expand(&self, request: &NodeExpandVolumeRequest) -> Result<i64, RpcError> {
         let answer: NodeExpandVolumeResponse = self.call("/csi.v1.Node/NodeExpandVolume", request).await?;
         Ok(answer.capacity_bytes)

@@ -1,4 +1,4 @@
-//! The messages of CSI v1, as far as a node needs them: names and numbers are the protocol's own.
+//! The messages of CSI v1 that the node service needs. Names and field numbers are the protocol's.
 
 use std::collections::BTreeMap;
 
@@ -81,7 +81,7 @@ pub struct NodeStageVolumeRequest {
     pub volume_context: BTreeMap<String, String>,
 }
 
-/// Names a volume and where it is, to have it taken away from there: unstage and unpublish alike.
+/// The request of NodeUnstageVolume and NodeUnpublishVolume, which have the same fields.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct VolumeTargetRequest {
     #[prost(string, tag = 1)]

@@ -1,4 +1,4 @@
-//! What the cluster is told of the drivers on this node. Pure.
+//! Computes the CSINode object and the driver's labels and annotations of the Node. Does no I/O.
 
 use std::collections::BTreeMap;
 
@@ -41,7 +41,8 @@ pub fn csi_node(before: Option<&CSINode>, node: &Node, drivers: &[Driver]) -> CS
     }
 }
 
-/// What changes in the Node's own labels and annotations: where it is by its drivers, and what they call it.
+/// The changes to the Node's own metadata: topology labels and the node ID annotation. `None` if it
+/// is up to date.
 pub fn node_metadata_patch(node: &Node, drivers: &[Driver]) -> Option<Value> {
     let ids: BTreeMap<&str, &str> =
         drivers.iter().map(|driver| (driver.name.as_str(), driver.node_id.as_str())).collect();

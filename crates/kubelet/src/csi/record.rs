@@ -1,4 +1,4 @@
-//! What is written down of volumes on this node, beside them.
+//! Volume metadata on disk (`vol_data.json`), in upstream's location and format.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,33 +7,33 @@ use serde_json::{Value, json};
 
 const VOLUME_DATA_FILE: &str = "vol_data.json";
 
-/// A volume that is on this node.
+/// The metadata of a volume that is staged or published on this node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct VolumeRecord {
     pub driver: String,
     pub handle: String,
-    /// The name of the volume, or of the one in the pod where it is made for it alone.
+    /// The name of the PersistentVolume. For an inline volume, the name in the pod.
     pub name: String,
-    /// What the pod calls it.
+    /// The name of the volume in the pod.
     pub pod_volume_name: String,
     pub is_ephemeral: bool,
     pub is_block: bool,
-    /// The directory it is written in.
+    /// The directory of the metadata file.
     pub dir: PathBuf,
 }
 
 impl VolumeRecord {
-    /// As statuses of nodes name it.
+    /// The name of the volume in the node status.
     pub fn unique_name(&self) -> String {
         unique_name(&self.driver, &self.handle)
     }
 
-    /// Where the driver puts it for a pod.
+    /// The target path of NodePublishVolume.
     pub fn target_path(&self) -> PathBuf {
         self.dir.join("mount")
     }
 
-    /// Where the driver puts it for all pods.
+    /// The staging path of NodeStageVolume.
     pub fn staging_path(&self) -> PathBuf {
         self.dir.join("globalmount")
     }
@@ -73,7 +73,8 @@ impl VolumeRecord {
         })
     }
 
-    /// Removes what is written, and the directory, which must be empty then: what is in it is somebody's data.
+    /// Removes the metadata and the empty directories. Fails if a directory is not empty: it may
+    /// contain data of the volume.
     pub fn remove(&self, mount_path: &Path) -> io::Result<()> {
         let ignore_not_found = |result: io::Result<()>| match result {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -93,7 +94,7 @@ pub fn unique_name(driver: &str, handle: &str) -> String {
     format!("kubernetes.io/csi/{driver}^{handle}")
 }
 
-/// The name of the object that asks for a volume to be attached.
+/// The name of the volume's VolumeAttachment.
 pub fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
     format!("csi-{}", digest(&format!("{handle}{driver}{node}")))
 }
@@ -103,7 +104,7 @@ pub fn digest(text: &str) -> String {
     digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Where a pod's volume is written down.
+/// The metadata directory of a volume published for a pod.
 pub fn published_dir(root: &Path, pod: &str, name: &str) -> PathBuf {
     pod_dir(root, pod).join(name.replace('/', "~"))
 }
@@ -112,17 +113,17 @@ fn pod_dir(root: &Path, pod: &str) -> PathBuf {
     root.join("pods").join(pod).join("volumes/kubernetes.io~csi")
 }
 
-/// Where a volume that pods share is written down; it is in `globalmount` there.
+/// The metadata directory of a staged volume.
 pub fn staged_dir(root: &Path, driver: &str, handle: &str) -> PathBuf {
     root.join("plugins/kubernetes.io/csi").join(driver).join(digest(handle))
 }
 
-/// The volumes a pod has.
+/// The volumes published for a pod.
 pub fn published_volumes(root: &Path, pod: &str) -> Vec<VolumeRecord> {
     dir_entries(&pod_dir(root, pod)).filter_map(VolumeRecord::read).collect()
 }
 
-/// Whether any pod has a volume.
+/// Whether a volume is published for any pod.
 pub fn is_published(root: &Path, driver: &str, handle: &str) -> bool {
     dir_entries(&root.join("pods")).any(|pod| {
         let of_pod = dir_entries(&pod.join("volumes/kubernetes.io~csi")).filter_map(VolumeRecord::read);
@@ -130,7 +131,7 @@ pub fn is_published(root: &Path, driver: &str, handle: &str) -> bool {
     })
 }
 
-/// All volumes that pods share.
+/// All staged volumes.
 pub fn staged_volumes(root: &Path) -> Vec<VolumeRecord> {
     let drivers = dir_entries(&root.join("plugins/kubernetes.io/csi"));
     drivers

@@ -1,5 +1,5 @@
-//! What becomes of storage drivers that introduce themselves ([`crate::plugins`]): they are met, and the cluster is told
-//! that this node has them (CSINode).
+//! Handles CSI drivers that register through the plugin watcher ([`crate::plugins`]): queries them
+//! and publishes the node's drivers in the CSINode object.
 
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use k8s_openapi::api::storage::v1::CSINode;
@@ -12,7 +12,7 @@ use super::node_object;
 use crate::config::Settings;
 use crate::plugins::PluginRegistrationInfo;
 
-/// Asks a driver that has introduced itself, and serves at this socket, what it is like.
+/// Checks the versions of a driver, connects to its socket and queries its node information.
 pub async fn connect_driver(info: &PluginRegistrationInfo, endpoint: &str) -> Result<Driver, String> {
     let is_first = |version: &String| version.trim_start_matches('v').split('.').next() == Some("1");
     if !info.supported_versions.iter().any(is_first) {
@@ -25,7 +25,7 @@ pub async fn connect_driver(info: &PluginRegistrationInfo, endpoint: &str) -> Re
     Driver::connect(&info.name, endpoint).await.map_err(|refusal| refusal.to_string())
 }
 
-/// Says in the cluster which drivers are here; `false` while this node is not known there yet.
+/// Updates the CSINode and the Node metadata. Returns `false` while the Node is not in the cache.
 pub async fn update_csi_node(ctx: &Ctx, settings: &Settings, drivers: &Drivers) -> Result<bool, Error> {
     let key = Key::new("", &settings.node_name);
     let Some(own) = ctx.caches.nodes().get(&key) else { return Ok(false) };

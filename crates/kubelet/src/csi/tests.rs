@@ -1,4 +1,5 @@
-//! A driver in this process that keeps volumes as directories, and what is asked of it.
+//! Tests with a fake CSI driver in this process, which keeps volumes as directories and records its
+//! calls.
 
 mod pod;
 
@@ -35,11 +36,11 @@ use crate::volumes::VolumeContext;
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// What was asked, a line each, with paths below the node's own directory.
+/// The recorded calls, one line each. Paths are relative to the node's directory.
 #[derive(Clone, Default)]
 struct CallLog(Arc<Mutex<Vec<String>>>);
 
-/// Serves a driver at a socket in the directory of plugins until it is dropped.
+/// Serves a fake driver at a socket in the plugin registry until it is dropped.
 struct FakeDriver {
     task: tokio::task::JoinHandle<()>,
     socket: PathBuf,
@@ -76,7 +77,7 @@ impl FakeDriver {
         FakeDriver { task, socket, calls }
     }
 
-    /// What was asked since the last time.
+    /// Compares and clears the recorded calls.
     #[track_caller]
     fn check(&self, expected: Expect) {
         let calls: Vec<String> = std::mem::take(&mut self.calls.0.lock());
@@ -107,7 +108,7 @@ async fn serve(request: Request<Incoming>, call_log: &CallLog, root: &Path) -> R
     response
 }
 
-/// A line about what was asked, and the answer.
+/// The log line for a call, and its response.
 fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
     fn read<M: Message + Default>(bytes: Bytes) -> M {
         M::decode(bytes).expect("a message")
@@ -122,11 +123,12 @@ fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
             let info = PluginRegistrationInfo {
                 kind: "CSIPlugin".into(),
                 name: "disk.example.com".into(),
-                // As its container sees it, which has the node's own directory there.
+                // The path inside the driver's container, which mounts the node's root directory
+                // there.
                 endpoint: "/var/lib/kubelet/plugins_registry/disk.example.com-reg.sock".into(),
                 supported_versions: vec!["1.0.0".into()],
             };
-            ("who are you".into(), Ok(info.encode_to_vec()))
+            ("get info".into(), Ok(info.encode_to_vec()))
         }
         "NotifyRegistrationStatus" => {
             let status: RegistrationStatus = read(bytes);
@@ -162,7 +164,7 @@ fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
             if request.volume_context.contains_key("broken") {
                 return (format!("publish {}", request.volume_id), Err(()));
             }
-            // It may be published already.
+            // Republishing calls this a second time.
             let created = std::fs::create_dir(&request.target_path);
             assert!(
                 created.is_ok() || Path::new(&request.target_path).is_dir(),
@@ -179,7 +181,7 @@ fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
         }
         "NodeUnpublishVolume" => {
             let request: VolumeTargetRequest = read(bytes);
-            // What it had mounted there is not there any more.
+            // Unmounting removes the content that the driver had mounted there.
             let _ = std::fs::remove_dir_all(&request.path);
             done(format!("unpublish {}", request.path))
         }
@@ -201,13 +203,14 @@ fn answer(call: &str, bytes: Bytes) -> (String, Result<Vec<u8>, ()>) {
     }
 }
 
-/// A cluster with one node, and what that node knows of drivers.
+/// An API server with one node and that node's CSI state.
 pub struct TestCluster {
     pub client: Client,
     pub ctx: Ctx,
     pub settings: Settings,
     drivers: Arc<Drivers>,
-    /// Watches the plugin registry from `meet` on. A second watcher would ask plugins for their names again, at any time.
+    /// Runs the plugin watcher after `register_driver`. A second watcher would query the plugins
+    /// again at any time.
     plugins: Mutex<Option<tokio::task::JoinHandle<()>>>,
     _server: apiserver::RunningServer,
     _stop: watch::Sender<bool>,
@@ -219,7 +222,7 @@ impl TestCluster {
         TestCluster::start_as(None).await
     }
 
-    /// The node as this user, who may not do everything.
+    /// With the permissions of this user.
     async fn start_as(user: Option<&str>) -> TestCluster {
         let dir = tempfile::tempdir().expect("a directory");
         let (stop, shutdown) = watch::channel(false);
@@ -245,7 +248,7 @@ impl TestCluster {
         self.client.create(&object).await.expect("created")
     }
 
-    /// Waits until something is the case.
+    /// Polls until the check returns a value.
     async fn until<T>(&self, what: &str, check: impl AsyncFn() -> Option<T>) -> T {
         let checking = async {
             loop {
@@ -256,7 +259,7 @@ impl TestCluster {
             }
         };
         let found = tokio::time::timeout(DEADLINE, checking).await;
-        found.unwrap_or_else(|_| panic!("never came: {what}"))
+        found.unwrap_or_else(|_| panic!("timed out waiting until: {what}"))
     }
 
     async fn set_up(
@@ -332,7 +335,7 @@ async fn driver_registration_updates_node_and_csi_node() {
     let fake = FakeDriver::start(&cluster.root());
     let node = cluster.register_driver().await;
     fake.check(expect![[r#"
-        who are you
+        get info
         info
         capabilities
         registered true"#]]);
@@ -354,7 +357,7 @@ async fn driver_registration_updates_node_and_csi_node() {
         .await;
 }
 
-/// Some volumes hold what becomes old, which only their driver knows how to renew.
+/// `requiresRepublish` is for volumes with content that expires, such as tokens.
 #[tokio::test]
 async fn requires_republish_calls_driver_again() {
     let cluster = TestCluster::start().await;
@@ -365,7 +368,9 @@ async fn requires_republish_calls_driver_again() {
         json!({"attachRequired": false, "requiresRepublish": true, "volumeLifecycleModes": ["Ephemeral"]});
     cluster.create::<CSIDriver>(json!({"metadata": {"name": "disk.example.com"}, "spec": spec})).await;
     let driver = Key::new("", "disk.example.com");
-    cluster.until("the driver's object", async || cluster.ctx.caches.csi_drivers().get(&driver)).await;
+    cluster
+        .until("the CSIDriver is in the cache", async || cluster.ctx.caches.csi_drivers().get(&driver))
+        .await;
     let fake = FakeDriver::start(&cluster.root());
     cluster.register_driver().await;
     let calls = || fake.calls.0.lock().iter().filter(|line| line.starts_with("publish ")).count();
@@ -380,7 +385,7 @@ async fn requires_republish_calls_driver_again() {
     cluster.ctx.clock.advance(31);
     let ready = cluster.set_up(&pod, &volume_spec).await.expect("published again");
     assert!((59..=60).contains(&left().expect("a time")) && calls() == 2 && !ready.apply_fs_group);
-    // One that fails keeps its volume, and is asked again soon, but not at once.
+    // A failed republish keeps the volume and is retried after a short delay.
     let mut broken = volume_spec.clone();
     broken.attributes.insert("broken".to_owned(), "yes".to_owned());
     cluster.ctx.clock.advance(61);
@@ -389,7 +394,7 @@ async fn requires_republish_calls_driver_again() {
     let never = json!({"spec": {"requiresRepublish": false}});
     cluster.client.patch::<CSIDriver>(&driver, &reconcile::Patch::Merge(never)).await.expect("changed");
     cluster
-        .until("the driver's other wish", async || {
+        .until("the CSIDriver is updated", async || {
             let object = cluster.ctx.caches.csi_drivers().get(&driver)?;
             (object.spec.requires_republish == Some(false)).then_some(())
         })
@@ -417,7 +422,7 @@ async fn inline_volume_is_published_for_its_pod() {
         json!({"attachRequired": false, "podInfoOnMount": true, "volumeLifecycleModes": ["Ephemeral"]});
     cluster.create::<CSIDriver>(json!({"metadata": {"name": "disk.example.com"}, "spec": spec})).await;
     cluster
-        .until("the driver's object", async || {
+        .until("the CSIDriver is in the cache", async || {
             cluster.ctx.caches.csi_drivers().get(&Key::new("", "disk.example.com"))
         })
         .await;
@@ -431,7 +436,7 @@ async fn inline_volume_is_published_for_its_pod() {
     fake.calls.0.lock().clear();
     let ready = cluster.set_up(&pod, &volume_spec).await.expect("published");
     assert!(ready.path.ends_with("pods/u1/volumes/kubernetes.io~csi/scratch/mount") && ready.path.is_dir());
-    // Once more changes nothing.
+    // Setting up twice is idempotent.
     cluster.set_up(&pod, &volume_spec).await.expect("published");
     let bad = CsiVolumeSpec::inline(&pod, &volumes[1]).expect("a driver's volume");
     check(
@@ -446,7 +451,7 @@ async fn inline_volume_is_published_for_its_pod() {
         unpublish /pods/u1/volumes/kubernetes.io~csi/scratch/mount"#]]);
 }
 
-/// A node may read the secrets of those volumes alone that its own pods lead to, and does so by name.
+/// The node authorizer allows reading single secrets that volumes of the node's own pods reference.
 #[tokio::test]
 async fn node_reads_only_secrets_of_volumes_of_its_pods() {
     let cluster = TestCluster::start_as(Some("system:node:here")).await;
@@ -454,7 +459,7 @@ async fn node_reads_only_secrets_of_volumes_of_its_pods() {
     let spec = json!({"attachRequired": false});
     cluster.create::<CSIDriver>(json!({"metadata": {"name": "disk.example.com"}, "spec": spec})).await;
     cluster.register_driver().await;
-    for (namespace, name) in [("kube-system", "stage"), ("default", "publish"), ("default", "of-nobody")] {
+    for (namespace, name) in [("kube-system", "stage"), ("default", "publish"), ("default", "unused")] {
         let metadata = json!({"name": name, "namespace": namespace});
         cluster
             .create::<Secret>(json!({"metadata": metadata, "stringData": {"key": format!("{name}-word")}}))
@@ -476,7 +481,7 @@ async fn node_reads_only_secrets_of_volumes_of_its_pods() {
             assert!(why.contains(&expected), "{why}");
         })
     };
-    // No pod of this node has the volume yet.
+    // No pod of this node uses the volume yet.
     assert_eq!(read("kube-system", "stage").await, Err(()));
     cluster.create::<ServiceAccount>(json!({"metadata": {"name": "default", "namespace": "default"}})).await;
     let claim = json!({"name": "data", "persistentVolumeClaim": {"claimName": "c"}});
@@ -490,7 +495,7 @@ async fn node_reads_only_secrets_of_volumes_of_its_pods() {
         }))
         .await;
     cluster.until("the node may read them", async || read("kube-system", "stage").await.ok()).await;
-    assert_eq!(read("default", "of-nobody").await, Err(()));
+    assert_eq!(read("default", "unused").await, Err(()));
     fake.calls.0.lock().clear();
     cluster.set_up(&pod, &volume_spec).await.expect("published");
     let uid = pod.metadata.uid.as_deref().expect("a uid");
@@ -510,7 +515,7 @@ async fn persistent_volume_is_staged_published_and_expanded() {
     let (one, two) = (pod("u1"), pod("u2"));
     let volume: PersistentVolume = cluster.create(persistent()).await;
     let volume_spec = CsiVolumeSpec::persistent("data", &volume, false).expect("a driver's volume");
-    // It is said to be in use first, and then has to be attached.
+    // The volume is reported in use first. Then it must be attached.
     assert!(matches!(cluster.set_up(&one, &volume_spec).await, Err(SetUpError::Waiting)));
     let name = "kubernetes.io/csi/disk.example.com^vol-1".to_owned();
     assert_eq!(cluster.drivers.in_use().join(" "), name);
@@ -524,12 +529,12 @@ async fn persistent_volume_is_staged_published_and_expanded() {
         .client
         .patch_status::<VolumeAttachment>(&key, &reconcile::Patch::Merge(done))
         .await
-        .expect("told");
+        .expect("sent");
     let status_patch = json!({"status": {
         "volumesInUse": [name], "volumesAttached": [{"name": name, "devicePath": ""}],
     }});
     let here = Key::new("", "here");
-    cluster.client.patch_status::<Node>(&here, &reconcile::Patch::Merge(status_patch)).await.expect("told");
+    cluster.client.patch_status::<Node>(&here, &reconcile::Patch::Merge(status_patch)).await.expect("sent");
     cluster
         .until("it is seen", async || {
             cluster.ctx.caches.nodes().get(&here)?.status.as_ref()?.volumes_attached.clone()
@@ -537,9 +542,9 @@ async fn persistent_volume_is_staged_published_and_expanded() {
         .await;
     fake.calls.0.lock().clear();
     let ready = cluster.set_up(&one, &volume_spec).await.expect("published");
-    assert!(ready.apply_fs_group, "the pod's group is given it, as its driver has no other wish");
+    assert!(ready.apply_fs_group, "the kubelet applies fsGroup by default");
     cluster.set_up(&two, &volume_spec).await.expect("published");
-    // It has grown meanwhile.
+    // The volume was expanded on the controller side.
     let claim = json!({
         "metadata": {"name": "c", "namespace": "default"},
         "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, "volumeName": "pv-1"},
@@ -556,7 +561,7 @@ async fn persistent_volume_is_staged_published_and_expanded() {
     assert!(!volume::expand(&mount_context, &one, &volume_spec, &volume, &claim).await.expect("as it was"));
     let stats = volume::stats(&cluster.drivers, &cluster.settings, "u1").await;
     assert_eq!(stats["data"][0].used, 2);
-    // Another process knows what is here, and takes it away when the last pod is gone.
+    // A restarted kubelet restores the volumes in use.
     let after = Drivers::open(&cluster.root());
     assert_eq!(after.in_use(), [name]);
     // Two that remove a pod's volumes at the same time unpublish each of them once.

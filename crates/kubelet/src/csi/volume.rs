@@ -1,5 +1,5 @@
-//! One volume of a driver: attached (which others do), staged for all pods of the node, published for one of them; and
-//! the way back.
+//! The lifecycle of a CSI volume on the node. A volume is attached (by the attach/detach
+//! controller), staged once per node, and published for each pod. Tear-down reverses these steps.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,17 +17,17 @@ use super::record::{self, VolumeRecord};
 use crate::config::Settings;
 use crate::volumes::VolumeContext;
 
-/// How long a driver is left alone that failed to publish again.
+/// The delay before a failed republish is retried.
 const REPUBLISH_RETRY: jiff::SignedDuration = jiff::SignedDuration::from_secs(10);
 
-/// A volume that a pod wants.
+/// A CSI volume of a pod.
 #[derive(Clone, Debug, Default)]
 pub struct CsiVolumeSpec {
     pub driver: String,
     pub handle: String,
-    /// The persistent volume's name, or the volume's in the pod.
+    /// The name of the PersistentVolume. For an inline volume, the name in the pod.
     pub name: String,
-    /// What the pod calls it.
+    /// The name of the volume in the pod.
     pub pod_volume_name: String,
     pub is_ephemeral: bool,
     pub is_block: bool,
@@ -41,18 +41,18 @@ pub struct CsiVolumeSpec {
     expand_secret: Option<SecretReference>,
 }
 
-/// A volume that is there.
+/// A published volume.
 #[derive(Debug)]
 pub struct PublishedVolume {
     pub path: PathBuf,
-    /// Whether the pod's group is still to be given it.
+    /// Whether the kubelet still has to apply `fsGroup`.
     pub apply_fs_group: bool,
 }
 
-/// Why a volume is not there.
+/// Why a volume is not published.
 #[derive(Debug)]
 pub enum SetUpError {
-    /// Others have to do something first, which is nothing to complain about.
+    /// The volume waits for a controller, for example to be attached. Not reported as an error.
     Waiting,
     Failed {
         operation: &'static str,
@@ -68,7 +68,7 @@ fn failed(operation: &'static str, message: impl ToString) -> SetUpError {
 }
 
 impl CsiVolumeSpec {
-    /// One that is made for the pod alone.
+    /// An inline (ephemeral) volume of the pod.
     pub fn inline(pod: &Pod, volume: &Volume) -> Option<CsiVolumeSpec> {
         let source = volume.csi.as_ref()?;
         let secret = source.node_publish_secret_ref.as_ref().map(|secret| SecretReference {
@@ -90,7 +90,7 @@ impl CsiVolumeSpec {
         })
     }
 
-    /// One that outlives the pod.
+    /// A persistent volume.
     pub fn persistent(
         pod_volume_name: &str,
         volume: &PersistentVolume,
@@ -144,7 +144,7 @@ impl CsiVolumeSpec {
         }
     }
 
-    /// Whether the kubelet gives it to the pod's group, as the driver wants that.
+    /// Whether the kubelet applies `fsGroup`, by the driver's capabilities and its `fsGroupPolicy`.
     fn applies_fs_group(&self, driver: &Driver, object: Option<&CSIDriver>) -> bool {
         if driver.supports_mount_group() || self.is_block {
             return false;
@@ -159,7 +159,7 @@ impl CsiVolumeSpec {
     }
 }
 
-/// Makes a volume be there for a pod; may be repeated.
+/// Stages and publishes a volume for a pod. Idempotent.
 pub async fn set_up(
     mount_context: &VolumeContext<'_>,
     pod: &Pod,
@@ -186,12 +186,15 @@ pub async fn set_up(
     let requires_republish =
         object.as_ref().is_some_and(|object| object.spec.requires_republish == Some(true));
     let republish_at = |pause| if requires_republish { now.checked_add(pause).ok() } else { None };
+    // `before` is set if this process has published the volume already. It is published again only
+    // when the
+    // // driver requires that and the time has come.
     if let Some(before) = before {
         if !requires_republish || before.is_some_and(|republish_at| now < republish_at) {
             drivers.republish_times.lock().insert(key, before.filter(|_| requires_republish));
             return Ok(PublishedVolume { path: published.target_path(), apply_fs_group: false });
         }
-        // Whatever comes of it now.
+        // Set the retry time first: it holds on every failure below.
         drivers.republish_times.lock().insert(key.clone(), republish_at(REPUBLISH_RETRY));
     }
     let mut staging = PathBuf::new();
@@ -231,6 +234,8 @@ pub async fn set_up(
             .map_err(|why| failed(SET_UP, why))?;
     }
     if let Err(refusal) = driver.publish(&request).await {
+        // After a timeout the driver may still be mounting, so the metadata stays for the
+        // tear-down.
         if before.is_none() && refusal.code != DEADLINE_EXCEEDED {
             let _ = published.remove(&published.target_path());
         }
@@ -243,7 +248,7 @@ pub async fn set_up(
     Ok(PublishedVolume { path: published.target_path(), apply_fs_group: apply_fs_group && before.is_none() })
 }
 
-/// After this one nobody knows what the driver did.
+/// The outcome of a call with this error is unknown.
 const DEADLINE_EXCEEDED: runtime::RefusalCode = runtime::RefusalCode::DeadlineExceeded;
 
 fn path_string(path: &Path) -> String {
@@ -254,7 +259,8 @@ fn group(pod: &Pod) -> Option<i64> {
     pod.spec.as_ref()?.security_context.as_ref()?.fs_group
 }
 
-/// Drivers need not be described; by name, since not every node is allowed to see all.
+/// The CSIDriver object is optional. The node authorizer may not allow listing them, so it is read
+/// by name.
 async fn driver_object(mount_context: &VolumeContext<'_>, name: &str) -> Option<CSIDriver> {
     let drivers = mount_context.ctx.caches.csi_drivers();
     drivers.wait_for_sync().await;
@@ -283,8 +289,8 @@ fn check_mode(volume_spec: &CsiVolumeSpec, object: Option<&CSIDriver>) -> Result
     }
 }
 
-/// Waits for the volume to be attached, after having said that it is going to be used. Answers with what the driver's
-/// other half has to say about it.
+/// Reports the volume in use and waits until it is attached. Returns the publish context from the
+/// VolumeAttachment.
 async fn wait_for_attach(
     mount_context: &VolumeContext<'_>,
     volume_spec: &CsiVolumeSpec,
@@ -298,8 +304,9 @@ async fn wait_for_attach(
     Ok(attachment.status.and_then(|status| status.attachment_metadata).unwrap_or_default())
 }
 
-/// Says that a volume is going to be used, and waits until the node's status tells that both is so: that it is attached
-/// here, and that it must not be detached.
+/// Reports the volume in use. Succeeds once the node status lists it both in `volumesInUse` and in
+/// `volumesAttached`. This order keeps the attach/detach controller from detaching a volume that is
+/// about to be mounted.
 pub fn check_attached(mount_context: &VolumeContext<'_>, name: &str) -> Result<(), SetUpError> {
     mount_context.csi.set_in_use(name, true);
     let node = mount_context.ctx.caches.nodes().get(&Key::new("", &mount_context.settings.node_name));
@@ -309,7 +316,7 @@ pub fn check_attached(mount_context: &VolumeContext<'_>, name: &str) -> Result<(
     if is_reported_in_use && is_attached { Ok(()) } else { Err(SetUpError::Waiting) }
 }
 
-/// Puts a volume where all pods of this node get it from; where that is.
+/// Stages a volume for all pods of the node. Returns the staging path.
 async fn stage(
     mount_context: &VolumeContext<'_>,
     pod: &Pod,
@@ -361,7 +368,8 @@ async fn secrets(
         .map_err(|why| failed(operation, format!("fetching {what} {namespace}/{name} failed: {why}")))
 }
 
-/// Tells the driver which pod it is for, where it wants to know.
+/// Adds pod information and service account tokens to the request, as far as the CSIDriver requests
+/// them.
 async fn add_pod_info(
     mount_context: &VolumeContext<'_>,
     pod: &Pod,
@@ -411,7 +419,8 @@ async fn add_pod_info(
     Ok(())
 }
 
-/// Lets a volume that has grown elsewhere grow on this node as well; whether it did.
+/// Expands a volume on the node after its PersistentVolume has grown. Returns whether it was
+/// expanded.
 pub async fn expand(
     mount_context: &VolumeContext<'_>,
     pod: &Pod,
@@ -464,7 +473,7 @@ pub async fn expand(
     Ok(true)
 }
 
-/// The size of a volume that is larger than its claim knows, as written and in bytes.
+/// The new size, as written and in bytes, if the volume is larger than the claim's status reports.
 fn expanded_size(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<(String, i64)> {
     let size = volume.spec.as_ref()?.capacity.as_ref()?.get("storage")?.0.clone();
     let known = claim.status.as_ref()?.capacity.as_ref()?.get("storage")?.0.clone();
@@ -473,7 +482,7 @@ fn expanded_size(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Op
     Some((size.clone(), bytes(&size)?))
 }
 
-/// Takes all volumes away from a pod that is gone; what nobody uses any more is unstaged as well.
+/// Unpublishes all volumes of a deleted pod, and unstages those that no other pod uses.
 pub async fn tear_down(drivers: &super::Drivers, settings: &Settings, pod: &str) -> Result<(), String> {
     let root = &settings.root;
     for published in record::published_volumes(root, pod) {
@@ -506,7 +515,7 @@ pub async fn tear_down(drivers: &super::Drivers, settings: &Settings, pod: &str)
             drivers.set_in_use(&staged.unique_name(), false);
         }
     }
-    // Nothing of anybody's is below, or this fails.
+    // Only empty directories are removed.
     let pods = root.join("pods");
     for dir in ["volumes/kubernetes.io~csi", "volumes", ""] {
         let _ = std::fs::remove_dir(pods.join(pod).join(dir));
@@ -514,7 +523,7 @@ pub async fn tear_down(drivers: &super::Drivers, settings: &Settings, pod: &str)
     Ok(())
 }
 
-/// What a pod's volumes hold, by their names, as drivers tell it.
+/// The usage of a pod's volumes by name, as the drivers report it.
 pub async fn stats(
     drivers: &super::Drivers,
     settings: &Settings,

@@ -1,4 +1,4 @@
-//! What device plugins and the node say to each other (`v1beta1`), as far as it is needed here.
+//! The messages of the device plugin API (`v1beta1`) that are needed here.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub struct DevicePluginOptions {
 pub struct RegisterRequest {
     #[prost(string, tag = 1)]
     pub version: String,
-    /// The name of its socket, beside ours.
+    /// The name of the plugin's socket in the device plugin directory.
     #[prost(string, tag = 2)]
     pub endpoint: String,
     #[prost(string, tag = 3)]
@@ -40,7 +40,8 @@ pub struct Device {
     pub health: String,
 }
 
-/// Devices of one container; also what is asked before it starts.
+/// The device IDs of one container. Also the request of PreStartContainer, which has the same
+/// fields.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct DeviceIds {
     #[prost(string, repeated, tag = 1)]
@@ -59,7 +60,7 @@ pub struct AllocateResponse {
     pub containers: Vec<ContainerAllocateResponse>,
 }
 
-/// What a container needs to use its devices.
+/// The settings that a container needs to use its devices.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ContainerAllocateResponse {
     #[prost(btree_map = "string, string", tag = 1)]

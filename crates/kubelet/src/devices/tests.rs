@@ -1,4 +1,4 @@
-//! A plugin in this process, and what pods get from it.
+//! Tests with a fake device plugin in this process.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -7,7 +7,7 @@ use super::*;
 const RESOURCE: &str = "example.com/gpu";
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A plugin that is there until it is dropped.
+/// A device plugin that runs until it is dropped.
 struct FakePlugin {
     task: tokio::task::JoinHandle<()>,
     responses: tokio::sync::mpsc::Sender<Vec<u8>>,
@@ -30,7 +30,9 @@ impl FakePlugin {
         let answer = move |call: &str, question: &[u8]| {
             let decode = |error: prost::DecodeError| error.to_string();
             match call.rsplit('/').next().unwrap_or_default() {
-                "ListAndWatch" => Ok(GrpcReply::Many(receiver.lock().take().ok_or("asked twice")?)),
+                "ListAndWatch" => {
+                    Ok(GrpcReply::Many(receiver.lock().take().ok_or("ListAndWatch called twice")?))
+                }
                 "GetPreferredAllocation" => {
                     let request = PreferredAllocationRequest::decode(question).map_err(decode)?;
                     let preference_request = &request.containers[0];
@@ -74,7 +76,7 @@ impl FakePlugin {
                     call_log.lock().push(format!("start {}", ids.join(" ")));
                     Ok(GrpcReply::One(Vec::new()))
                 }
-                other => Err(format!("what is {other}?")),
+                other => Err(format!("unexpected call {other}")),
             }
         };
         let task = tokio::spawn(async move { runtime::embedded::serve_with(listener, answer).await });
@@ -85,7 +87,7 @@ impl FakePlugin {
         let device =
             |(id, health): &(&str, &str)| Device { id: (*id).to_owned(), health: (*health).to_owned() };
         let response = ListAndWatchResponse { devices: devices.iter().map(device).collect() };
-        self.responses.send(response.encode_to_vec()).await.expect("somebody listens");
+        self.responses.send(response.encode_to_vec()).await.expect("the receiver is open");
     }
 
     #[track_caller]
@@ -117,7 +119,7 @@ async fn register(devices: &Devices, change: impl FnOnce(&mut RegisterRequest)) 
     response.map(drop).map_err(|refusal| refusal.message)
 }
 
-/// A pod whose containers want so many each; those before the bar begin alone.
+/// A pod whose init and regular containers request these numbers of devices.
 fn pod(uid: &str, first: &[i32], then: &[i32]) -> Pod {
     let container = |kind: &str, at: usize, count: &i32| json!({"name": format!("{kind}{at}"), "resources": {"limits": {RESOURCE: count.to_string(), "cpu": "1"}}});
     let list = |kind: &str, counts: &[i32]| {
@@ -150,7 +152,11 @@ async fn devices_are_allocated_to_pods_and_reused_after_init_containers() {
     )
     .await;
     check(|request| request.resource_name = "gpu".into(), "the ResourceName \"gpu\" is invalid").await;
-    check(|request| request.endpoint = "../x".into(), "the endpoint \"../x\" is no name of a socket").await;
+    check(
+        |request| request.endpoint = "../x".into(),
+        "invalid endpoint \"../x\": must be the file name of a socket",
+    )
+    .await;
 
     let plugin = FakePlugin::start(&devices.dir);
     register(&devices, |_| {}).await.expect("introduced");
@@ -159,7 +165,7 @@ async fn devices_are_allocated_to_pods_and_reused_after_init_containers() {
 
     let over = AtomicBool::new(false);
     let is_over = |uid: &str| uid == "one" && over.load(Ordering::Relaxed);
-    // What one that begins alone has had is handed on, and a second time nobody is asked.
+    // The device of the init container is reused. A repeated allocation does not call the plugin.
     let one = pod("one", &[1], &[1, 1]);
     devices.allocate(&one, is_over).await.expect("lent");
     plugin.check_calls(&["allocate c", "allocate c", "allocate b"]);
@@ -185,7 +191,7 @@ async fn devices_are_allocated_to_pods_and_reused_after_init_containers() {
     assert!(config.mounts[0].readonly && config.mounts[0].host_path == "/lib");
     assert_eq!(config.annotations["gpu"], "yes");
 
-    // Another process knows what was lent before a plugin has come back to it.
+    // After a restart the allocations are known before the plugin registers again.
     let after = Devices::new(dir.path(), &dir.path().join("pods"));
     let mut config = ContainerConfig::default();
     after.configure_container("two", "c0", &mut config).await.expect("handed over");

@@ -1,18 +1,19 @@
-//! Which claims a pod has, whether it may use them, and what of them a container gets. Pure.
+//! Resolves the claims of a pod and of its containers, and checks that the pod may use them. Does
+//! no I/O.
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use reconcile::Object as _;
 
-/// A claim of a pod.
+/// A ResourceClaim of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodClaim {
     pub name: String,
-    /// It was made for the pod alone, which must then be its owner.
+    /// The claim was created from a template for this pod, which must be its owner.
     pub is_own: bool,
 }
 
-/// The claims that are to be ready before the pod begins.
+/// The claims that must be prepared before the pod starts.
 pub fn pod_claims(pod: &Pod) -> Result<Vec<PodClaim>, String> {
     let requested = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
     let named = requested.filter_map(|claim| resolve_claim(pod, claim).transpose());
@@ -22,7 +23,8 @@ pub fn pod_claims(pod: &Pod) -> Result<Vec<PodClaim>, String> {
     named.chain(extended).collect()
 }
 
-/// The claim behind a name of the pod's; `None` where the pod turned out to need none.
+/// The claim behind an entry of `spec.resourceClaims`. `None` if the pod status says that none is
+/// needed.
 fn resolve_claim(pod: &Pod, claim: &PodResourceClaim) -> Result<Option<PodClaim>, String> {
     let pod_description = || format!("pod \"{}/{}\"", pod.namespace(), pod.name());
     if let Some(name) = &claim.resource_claim_name {
@@ -39,7 +41,8 @@ fn resolve_claim(pod: &Pod, claim: &PodResourceClaim) -> Result<Option<PodClaim>
     }
 }
 
-/// Whether the pod may use a claim.
+/// Fails unless the claim is reserved for the pod, and owned by it if it was created from a
+/// template.
 pub fn validate_claim(pod: &Pod, claim: &ResourceClaim, named: &PodClaim) -> Result<(), String> {
     let is_owner = claim.controller().is_some_and(|owner| owner.uid == pod.uid());
     if named.is_own && !is_owner {
@@ -64,15 +67,17 @@ pub fn validate_claim(pod: &Pod, claim: &ResourceClaim, named: &PodClaim) -> Res
     Ok(())
 }
 
-/// What a container uses of the pod's claims: the claim, what the pod calls it, and which of its requests; `""` for all.
+/// A claim that a container uses, and the name of the request. An empty request means all of the
+/// claim's requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClaimRequest {
     pub claim: String,
     pub request: String,
-    /// What the pod calls it; nothing for the claim behind extended resources.
+    /// The name of the claim in the pod. `None` for the claim of extended resources.
     pub pod_claim_name: Option<String>,
 }
 
+/// The claims that a container uses, including its part of the claim for extended resources.
 pub fn container_claims(pod: &Pod, container: &Container) -> Result<Vec<ClaimRequest>, String> {
     let requested = container.resources.iter().flat_map(|resources| resources.claims.iter().flatten());
     let mut uses = Vec::new();

@@ -1,5 +1,6 @@
-//! Which drivers of devices this node has. What they said they have (ResourceSlices) is taken back once one of them has
-//! been away for a while, so that no more pods come here for it; and when the node starts, since nobody is here yet.
+//! The DRA drivers of this node. The ResourceSlices of a driver are deleted when it has been
+//! disconnected for a while, so that the scheduler stops using its devices. At startup all slices
+//! of the node are deleted, since no driver is connected yet.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,26 +15,27 @@ use tokio::time::Instant;
 use super::health::HealthInfoCache;
 use super::plugin::Plugin;
 
-/// How long a driver may be away, upstream: enough for another one in its place.
+/// How long a driver may be disconnected before its slices are deleted. As upstream: long enough
+/// for a rolling update.
 const SLICE_GRACE_PERIOD: Duration = Duration::from_secs(30);
-/// Between two looks whether a driver is there.
+/// The interval between connection checks.
 const HEALTH_CHECK_INTERVAL: Duration = Duration::from_secs(5);
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(300);
-/// Stands for all drivers.
+/// Stands for all drivers in `delete_after`.
 const ALL_DRIVERS: &str = "";
 
-/// The drivers of this node.
+/// The DRA drivers of this node.
 pub struct Drivers {
-    /// How long one may be away.
+    /// How long a driver may be disconnected.
     pub slice_grace_period: Duration,
-    /// In the order they came.
+    /// The plugins of each driver in the order of registration.
     plugins: Mutex<BTreeMap<String, Vec<PluginConnection>>>,
-    /// Those nobody looks after yet.
+    /// Registered plugins that `run` does not watch yet.
     added: Mutex<Vec<Plugin>>,
-    /// From when on nothing of a driver's is offered any more.
+    /// When the ResourceSlices of a disconnected driver are deleted.
     delete_after: Mutex<BTreeMap<String, Instant>>,
-    /// Told when one of these has changed.
+    /// Notified when `added` or `delete_after` has changed.
     changed: [Notify; 2],
     pub health: HealthInfoCache,
 }
@@ -85,7 +87,7 @@ impl Drivers {
         }
     }
 
-    /// The one to ask: the newest that is there, or the newest.
+    /// The newest connected plugin of a driver, or else its newest plugin.
     pub fn find(&self, driver: &str) -> Result<Plugin, String> {
         let plugins = self.plugins.lock();
         let of_driver = plugins.get(driver).map(Vec::as_slice).unwrap_or_default();
@@ -105,7 +107,8 @@ impl Drivers {
         self.update_delete_after(&plugin.driver, of_driver);
     }
 
-    /// Notes when a driver has been away for too long, or that it is back.
+    /// Schedules the deletion of a driver's slices if none of its plugins is connected, or cancels
+    /// it.
     fn update_delete_after(&self, driver: &str, plugins: &[PluginConnection]) {
         let mut delete_after = self.delete_after.lock();
         if plugins.iter().any(|known| known.is_connected) {
@@ -117,7 +120,7 @@ impl Drivers {
     }
 }
 
-/// Looks after drivers for as long as the node runs. `news` is called when what is known of a device has changed.
+/// Watches all drivers. `on_change` is called when the health of a device has changed.
 pub async fn run(ctx: &Ctx, node: &str, drivers: &Drivers, on_change: impl Fn()) {
     drivers.delete_after.lock().insert(ALL_DRIVERS.to_owned(), Instant::now());
     let watch_plugins = async {
@@ -138,7 +141,7 @@ pub async fn run(ctx: &Ctx, node: &str, drivers: &Drivers, on_change: impl Fn())
     }
 }
 
-/// Looks after one driver until it has gone.
+/// Watches the connection and the device health of one plugin until it is removed.
 async fn watch_plugin(ctx: &Ctx, drivers: &Drivers, plugin: Plugin, on_change: &impl Fn()) {
     let mut removed = plugin.removed.subscribe();
     let poll_plugin = async {
@@ -152,7 +155,7 @@ async fn watch_plugin(ctx: &Ctx, drivers: &Drivers, plugin: Plugin, on_change: &
                     }
                 });
                 if let Err(error) = health_watch.await {
-                    tracing::debug!(%error, driver = plugin.driver, "a driver does not tell how its devices are");
+                    tracing::debug!(%error, driver = plugin.driver, "DRA driver does not report device health");
                 }
                 drivers.health.remove_driver(&plugin.driver);
             }
@@ -166,7 +169,7 @@ async fn watch_plugin(ctx: &Ctx, drivers: &Drivers, plugin: Plugin, on_change: &
     drivers.health.remove_driver(&plugin.driver);
 }
 
-/// Takes back what drivers offered that are away for too long.
+/// Deletes the ResourceSlices of drivers that are disconnected for too long.
 async fn delete_expired_slices(ctx: &Ctx, node: &str, drivers: &Drivers) {
     let mut pause = MIN_RETRY_DELAY;
     loop {
@@ -186,6 +189,8 @@ async fn delete_expired_slices(ctx: &Ctx, node: &str, drivers: &Drivers) {
         }
         match delete_resource_slices(ctx, node, &driver).await {
             Ok(true) => {
+                // The driver may have reconnected and disconnected again meanwhile, which sets a
+                // new time.
                 pause = MIN_RETRY_DELAY;
                 let mut delete_after = drivers.delete_after.lock();
                 if delete_after.get(&driver) == Some(&at) {
@@ -194,14 +199,17 @@ async fn delete_expired_slices(ctx: &Ctx, node: &str, drivers: &Drivers) {
                 continue;
             }
             Ok(false) => {}
-            Err(error) => tracing::warn!(%error, driver, "cannot take back what a driver offered"),
+            Err(error) => {
+                tracing::warn!(%error, driver, "failed to delete ResourceSlices of a DRA driver, will retry")
+            }
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(MAX_RETRY_DELAY);
     }
 }
 
-/// `false` while the node is not known in the cluster yet.
+/// Deletes the ResourceSlices of a driver on this node. Returns `false` while the Node is not in
+/// the cache.
 async fn delete_resource_slices(ctx: &Ctx, node: &str, driver: &str) -> Result<bool, Error> {
     if ctx.caches.nodes().get(&Key::new("", node)).is_none() {
         return Ok(false);

@@ -1,4 +1,4 @@
-//! How devices are, as their drivers tell, and what is said of that about a pod's containers.
+//! The health of DRA devices as drivers report it, and the container status fields derived from it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use super::claims;
 use super::messages::{Device, DeviceHealth, NodeWatchResourcesResponse};
 use super::record::ClaimInfoCache;
 
-/// How long what a driver says holds where it does not say how long.
+/// How long a health report is valid if the driver sets no timeout.
 const DEFAULT_HEALTH_TIMEOUT_SECONDS: i64 = 30;
 const MAX_MESSAGE_BYTES: usize = 1024;
 
@@ -46,7 +46,7 @@ impl CachedHealth {
 }
 
 impl HealthInfoCache {
-    /// Takes in what a driver says of its devices; whether any of them is not as it was.
+    /// Stores a health report of a driver. Returns whether the health of any device has changed.
     pub fn update(&self, driver: &str, report: &NodeWatchResourcesResponse, now: Timestamp) -> bool {
         let mut all = self.0.lock();
         let mut has_changed = false;
@@ -59,7 +59,7 @@ impl HealthInfoCache {
         has_changed
     }
 
-    /// A driver has stopped telling.
+    /// Removes the health of a driver's devices when its stream ends.
     pub fn remove_driver(&self, driver: &str) {
         self.0.lock().retain(|(of, ..), _| of != driver);
     }
@@ -78,7 +78,7 @@ impl HealthInfoCache {
         }
     }
 
-    /// The devices of a container's claims and how they are, a line for each claim or request that it names.
+    /// The health of a container's devices, one entry for each claim or request that it refers to.
     pub fn resource_statuses(
         &self,
         pod: &Pod,
@@ -90,7 +90,8 @@ impl HealthInfoCache {
         let statuses = uses.into_iter().filter_map(|one| {
             let pod_claim_name = one.pod_claim_name.as_ref()?;
             let claim = claim_cache.get(pod.namespace(), &one.claim)?;
-            // Of the alternatives that a request may name, only one was chosen.
+            // A request with alternatives is named `request/alternative`. Devices are recorded
+            // under the request.
             let request = one.request.split('/').next().unwrap_or_default();
             let mut seen = BTreeSet::new();
             let devices = claim.devices(request).map(|(driver, device)| self.of(driver, device, now));

@@ -1,12 +1,12 @@
-//! The messages by which drivers of devices are asked to make claims ready (`dra`, v1 and v1beta1 alike) and tell how their
-//! devices are (`dra-health`, v1alpha1). Names and numbers are the protocols' own.
+//! The messages of the DRA plugin API (`dra`, v1 and v1beta1 alike) and the device health API
+//! (`dra-health`, v1alpha1). Names and field numbers are the protocols'.
 
 use std::collections::BTreeMap;
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Empty {}
 
-/// Claims that are to be made ready, or given back.
+/// The claims to prepare or unprepare.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NodeResourcesRequest {
     #[prost(message, repeated, tag = 1)]
@@ -23,7 +23,7 @@ pub struct Claim {
     pub name: String,
 }
 
-/// By the uid of the claim.
+/// By claim UID.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NodePrepareResourcesResponse {
     #[prost(btree_map = "string, message", tag = 1)]
@@ -52,7 +52,7 @@ pub struct Device {
     pub share_id: Option<String>,
 }
 
-/// By the uid of the claim.
+/// By claim UID.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NodeUnprepareResourcesResponse {
     #[prost(btree_map = "string, message", tag = 1)]
@@ -65,7 +65,7 @@ pub struct NodeUnprepareResourceResponse {
     pub error: String,
 }
 
-/// All devices of a driver, each time one of them changes.
+/// The health of all devices of a driver. Sent whenever one of them changes.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NodeWatchResourcesResponse {
     #[prost(message, repeated, tag = 1)]
@@ -76,7 +76,7 @@ pub struct NodeWatchResourcesResponse {
 pub struct DeviceHealth {
     #[prost(message, optional, tag = 1)]
     pub device: Option<DeviceName>,
-    /// 1 for healthy, 2 for unhealthy.
+    /// 1 is healthy, 2 is unhealthy, all other values are unknown.
     #[prost(int32, tag = 2)]
     pub health: i32,
     #[prost(int64, tag = 4)]

@@ -1,4 +1,4 @@
-//! A driver of devices that has introduced itself, and what can be asked of it.
+//! A registered DRA plugin and its gRPC calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use tokio::sync::watch;
 use super::messages::*;
 use crate::plugins::PluginRegistrationInfo;
 
-/// What upstream's kubelet allows a driver for one call.
+/// Upstream's timeout for one call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(45);
 const HEALTH_CHECK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A version of what drivers are asked, as drivers name it, and where they are asked.
+/// A version of the DRA plugin API and its methods.
 #[derive(Debug)]
 struct Service {
     name: &'static str,
@@ -34,19 +34,19 @@ static SERVICES: [Service; 2] = [
     },
 ];
 
-/// One of a driver's processes on this node; there are two while it is being replaced by a newer one.
+/// One instance of a driver on this node. During a rolling update there are two.
 #[derive(Clone, Debug)]
 pub struct Plugin {
     pub driver: String,
     pub endpoint: String,
     service: &'static Service,
     socket: GrpcClient,
-    /// It has gone.
+    /// Set to true when the plugin is removed.
     pub removed: Arc<watch::Sender<bool>>,
 }
 
 impl Plugin {
-    /// Takes the first of its versions that is known here: drivers put the one they like best first.
+    /// Selects the first supported version: plugins list their preferred version first.
     pub fn new(info: &PluginRegistrationInfo, endpoint: &str) -> Result<Plugin, String> {
         let reason = match select_service(&info.supported_versions) {
             Ok(service) => {
@@ -78,7 +78,8 @@ impl Plugin {
             .await
     }
 
-    /// Whether anybody is there. What is asked hardly any driver knows, but even that is an answer.
+    /// Whether the plugin can be reached. Most drivers do not implement this service, but an error
+    /// response is a response, too.
     pub async fn is_reachable(&self) -> bool {
         let response: Result<Empty, RpcError> =
             self.socket.call("/grpc.health.v1.Health/Check", &Empty {}, HEALTH_CHECK_TIMEOUT).await;
@@ -86,7 +87,7 @@ impl Plugin {
         response.err().is_none_or(|refusal| !unreachable.contains(&refusal.code))
     }
 
-    /// Hears how its devices are, for as long as it tells.
+    /// Streams the health of the driver's devices until the stream ends.
     pub async fn watch_health(
         &self,
         mut on_report: impl FnMut(NodeWatchResourcesResponse),
@@ -94,7 +95,7 @@ impl Plugin {
         let decode = |bytes: bytes::Bytes| match prost::Message::decode(bytes) {
             Ok(report) => on_report(report),
             Err(error) => {
-                tracing::warn!(%error, driver = self.driver, "what a driver tells of its devices cannot be read")
+                tracing::warn!(%error, driver = self.driver, "invalid device health report from a DRA driver")
             }
         };
         self.socket.listen("/v1alpha1.DRAResourceHealth/NodeWatchResources", &Empty {}, decode).await

@@ -1,5 +1,5 @@
-//! What is written down of claims that are, or may be, ready on this node: in upstream's file and form, so that whoever is
-//! started next gives them back.
+//! The checkpoint of claims that are, or may be, prepared on this node. File name and format are
+//! upstream's, so that a restarted kubelet can unprepare them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write as _};
@@ -13,22 +13,23 @@ use super::messages;
 
 const CHECKPOINT_FILE: &str = "dra_manager_state";
 
-/// A claim that drivers on this node were asked to make ready.
+/// A claim that drivers on this node prepare.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClaimInfo {
     pub uid: String,
     pub name: String,
     pub namespace: String,
-    /// The uids of the pods that use it.
+    /// The UIDs of the pods that use it.
     pub pods: BTreeSet<String>,
-    /// What each driver gives; nothing while it has not been asked.
+    /// The devices that each driver returned. Empty before it was called.
     pub drivers: BTreeMap<String, Vec<messages::Device>>,
-    /// All drivers have said that it is ready. Not written down: it does no harm to ask them again.
+    /// All drivers have prepared the claim. Not in the checkpoint: preparing a claim again is
+    /// idempotent.
     pub is_ready: bool,
 }
 
 impl ClaimInfo {
-    /// `None` for one that nothing was given to.
+    /// `None` for a claim without an allocation.
     pub fn new(claim: &ResourceClaim) -> Option<ClaimInfo> {
         let allocation = claim.status.as_ref()?.allocation.as_ref()?;
         let results = allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten());
@@ -41,12 +42,12 @@ impl ClaimInfo {
         })
     }
 
-    /// As drivers are told of it.
+    /// The claim as drivers receive it.
     pub fn message(&self) -> messages::Claim {
         messages::Claim { namespace: self.namespace.clone(), uid: self.uid.clone(), name: self.name.clone() }
     }
 
-    /// The devices for one of its requests, or for all, with the drivers they are of.
+    /// The devices of one of the claim's requests, or of all, with their driver.
     pub fn devices<'a>(&'a self, request: &'a str) -> impl Iterator<Item = (&'a str, &'a messages::Device)> {
         let all = self.drivers.iter();
         let all =
@@ -105,7 +106,7 @@ impl ClaimInfo {
     }
 }
 
-/// The claims of a node by namespace and name.
+/// The claims of this node by namespace and name.
 #[derive(Debug, Default)]
 pub struct ClaimInfoCache {
     dir: PathBuf,
@@ -113,12 +114,12 @@ pub struct ClaimInfoCache {
 }
 
 impl ClaimInfoCache {
-    /// As it was left. One that cannot be read is put aside: whoever looks after the node may still want to know.
+    /// Reads the checkpoint. An unreadable one is moved aside for inspection.
     pub fn open(dir: &Path) -> ClaimInfoCache {
         let file = dir.join(CHECKPOINT_FILE);
         let claims = match std::fs::read(&file) {
             Ok(text) => decode_checkpoint(&text).unwrap_or_else(|why| {
-                tracing::error!(file = %file.display(), why, "it is not known which claims are to be given back");
+                tracing::error!(file = %file.display(), why, "DRA checkpoint is unreadable and was moved aside, its claims will not be unprepared");
                 let _ = std::fs::rename(&file, dir.join(format!("{CHECKPOINT_FILE}.unreadable")));
                 Vec::new()
             }),
@@ -143,12 +144,12 @@ impl ClaimInfoCache {
         self.claims.values()
     }
 
-    /// Those that a pod uses.
+    /// The claims that a pod uses.
     pub fn for_pod(&self, pod: &str) -> impl Iterator<Item = &ClaimInfo> {
         self.claims.values().filter(move |claim| claim.pods.contains(pod))
     }
 
-    /// The one there is, or this one.
+    /// The stored claim. Stores this one if there is none.
     pub fn get_or_insert(&mut self, claim: &ClaimInfo) -> &mut ClaimInfo {
         let key = (claim.namespace.clone(), claim.name.clone());
         self.claims.entry(key).or_insert_with(|| claim.clone())
@@ -158,7 +159,7 @@ impl ClaimInfoCache {
         self.claims.remove(&(claim.namespace.clone(), claim.name.clone()));
     }
 
-    /// Writes it down, whole or not at all.
+    /// Writes the checkpoint atomically.
     pub fn sync_to_checkpoint(&self) -> io::Result<()> {
         let claims: Vec<Value> = self.claims.values().map(ClaimInfo::to_value).collect();
         let data = json!({

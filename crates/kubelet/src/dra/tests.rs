@@ -1,4 +1,4 @@
-//! A driver in this process that gives devices, and what is asked of it.
+//! Tests with a fake DRA driver in this process, which records its calls.
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -30,10 +30,10 @@ const DRIVER: &str = "gpu.example.com";
 
 type Body = http_body_util::combinators::BoxBody<Bytes, Infallible>;
 
-/// What was asked, a line each.
+/// The recorded calls, one line each.
 type CallLog = Arc<Mutex<Vec<String>>>;
 
-/// A driver at a socket in the directory of plugins, until it is dropped.
+/// A fake driver at a socket in the plugin registry until it is dropped.
 struct FakeDriver {
     task: tokio::task::JoinHandle<()>,
     socket: PathBuf,
@@ -77,7 +77,7 @@ impl FakeDriver {
         FakeDriver { task, socket, calls }
     }
 
-    /// What was asked since the last time.
+    /// Compares and clears the recorded calls.
     #[track_caller]
     fn check(&self, expected: Expect) {
         let calls: Vec<String> = std::mem::take(&mut self.calls.lock());
@@ -115,7 +115,7 @@ async fn serve(
     response
 }
 
-/// A line about what was asked, and the answer.
+/// The log line for a call, and its response.
 fn answer(path: &str, bytes: Bytes, info: &PluginRegistrationInfo) -> (Option<String>, Option<Vec<u8>>) {
     let decode_claims =
         |bytes: Bytes| super::messages::NodeResourcesRequest::decode(bytes).expect("a message").claims;
@@ -169,7 +169,7 @@ fn answer(path: &str, bytes: Bytes, info: &PluginRegistrationInfo) -> (Option<St
     }
 }
 
-/// A pod with a claim that others may use and one of its own.
+/// A pod with a shared claim and one from a template.
 fn pod(name: &str, shared: &str) -> Pod {
     let own = format!("{name}-own");
     let value = json!({
@@ -192,7 +192,7 @@ fn pod(name: &str, shared: &str) -> Pod {
 }
 
 impl TestCluster {
-    /// A claim to which a device was given, for these pods.
+    /// An allocated claim that is reserved for these pods.
     async fn claim(&self, name: &str, pods: &[&str], owner: Option<&str>) {
         let owner = owner.map(|pod| {
             json!([{"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": format!("uid-{pod}"), "controller": true}])
@@ -215,7 +215,7 @@ impl TestCluster {
         self.client.replace_status(&ResourceClaim { status, ..claim }).await.expect("given");
     }
 
-    /// Looks after plugins until something is the case.
+    /// Runs the plugin watcher until the check returns a value.
     async fn with_plugins<T>(&self, dra: &Dra, what: &str, check: impl AsyncFn() -> Option<T>) -> T {
         let checking = async {
             loop {
@@ -229,16 +229,16 @@ impl TestCluster {
         let hosts = PluginHandlers { csi: &csi, dra: &dra.drivers };
         tokio::select! {
             found = checking => found,
-            () = plugins::run(&self.ctx, &self.settings, hosts, || {}) => unreachable!("it goes on"),
-            () = run(&self.ctx, "here", &dra.drivers, || {}) => unreachable!("it goes on"),
-            () = tokio::time::sleep(DEADLINE) => panic!("never came: {what}"),
+            () = plugins::run(&self.ctx, &self.settings, hosts, || {}) => unreachable!("runs forever"),
+            () = run(&self.ctx, "here", &dra.drivers, || {}) => unreachable!("runs forever"),
+            () = tokio::time::sleep(DEADLINE) => panic!("timed out waiting until: {what}"),
         }
     }
 
-    /// As after a start, with the driver known.
+    /// The state after a start, with the driver registered.
     async fn open_with_driver(&self, fake: &FakeDriver) -> Dra {
         let dra = Dra::open(&self.settings.root);
-        // It is told so last, when it is known already.
+        // The notification comes last, after the registration.
         let is_registered = || fake.calls.lock().iter().any(|line| line.starts_with("registered"));
         let is_known = async || dra.drivers.find(DRIVER).ok().filter(|_| is_registered());
         self.with_plugins(&dra, "the driver is known", is_known).await;
@@ -266,7 +266,7 @@ async fn claims_are_prepared_before_pod_start_and_unprepared_after_it() {
     cluster.claim("db-own", &["db"], Some("db")).await;
     let (web, db) = (pod("web", "mine"), pod("db", "mine"));
     dra.prepare(&cluster.ctx, &web).await.expect("ready");
-    // Asked again, nothing is done again.
+    // Preparing again is a no-op.
     dra.prepare(&cluster.ctx, &web).await.expect("ready");
     fake.check(expect![[r#"
         registered true 
@@ -279,25 +279,25 @@ async fn claims_are_prepared_before_pod_start_and_unprepared_after_it() {
     dra.prepare(&cluster.ctx, &db).await.expect("ready");
     fake.check(expect!["prepare v1 default/db-own"]);
     expect![[r#"{"<any>": 3, "gpu.example.com": 3}"#]].assert_eq(&format!("{:?}", dra.in_use()));
-    // Somebody else uses what is shared.
+    // Another pod still uses the shared claim.
     dra.unprepare("uid-web").await.expect("given back");
     fake.check(expect!["unprepare v1 default/web-own"]);
     assert!(!dra.has_claims("uid-web") && dra.has_claims("uid-db"));
-    // Whoever is started next knows what is left, and the containers' devices.
+    // A restarted kubelet restores claims and devices from the checkpoint.
     let again = Dra::open(&cluster.settings.root);
     expect![[r#"
         a: example.com/gpu=mine example.com/gpu=db-own
         b: 
         c: "#]]
     .assert_eq(&devices(&again, &db));
-    let error = again.unprepare("uid-db").await.expect_err("nobody is there");
+    let error = again.unprepare("uid-db").await.expect_err("no driver is registered");
     expect!["unprepare dynamic resources: DRA driver gpu.example.com is not registered"].assert_eq(&error);
     drop((dra, again));
     let dra = cluster.open_with_driver(&fake).await;
     fake.check(expect!["registered true "]);
-    // Nobody knows the pod any more.
+    // The pod does not exist in the API.
     tokio::select! {
-        () = dra.unprepare_orphaned_claims(&cluster.ctx, "here") => unreachable!("it goes on"),
+        () = dra.unprepare_orphaned_claims(&cluster.ctx, "here") => unreachable!("runs forever"),
         () = async { while dra.has_claims("uid-db") { tokio::task::yield_now().await } } => {}
     }
     fake.check(expect!["unprepare v1 default/db-own default/mine"]);
@@ -317,7 +317,7 @@ async fn prepare_errors_match_upstream() {
     cluster.claim("mine", &["web"], None).await;
     check(&dra, &web, expect!["prepare dynamic resources: DRA driver gpu.example.com is not registered"])
         .await;
-    assert!(!dra.has_claims("uid-web"), "nothing is to be given back that was never asked for");
+    assert!(!dra.has_claims("uid-web"), "a claim that no driver was called for is not recorded");
     let mut early = web.clone();
     early.status = None;
     check(
@@ -341,7 +341,7 @@ async fn prepare_errors_match_upstream() {
         ],
     )
     .await;
-    assert!(dra.has_claims("uid-bad"), "who knows what the driver has done");
+    assert!(dra.has_claims("uid-bad"), "a claim with a failed call stays recorded");
     dra.unprepare("uid-bad").await.expect("given back");
     fake.check(expect![[r#"
         registered true 
@@ -362,7 +362,9 @@ async fn driver_with_unsupported_versions_is_rejected() {
     let cluster = TestCluster::start().await;
     let fake = FakeDriver::start(&cluster.settings.root, &["v1alpha4.Node"]);
     let dra = Dra::open(&cluster.settings.root);
-    cluster.with_plugins(&dra, "it is told", async || (!fake.calls.lock().is_empty()).then_some(())).await;
+    cluster
+        .with_plugins(&dra, "the driver is notified", async || (!fake.calls.lock().is_empty()).then_some(()))
+        .await;
     let call = fake.calls.lock().join("\n").replace(&cluster.settings.root.display().to_string(), "");
     expect![[r#"registered false invalid supported gRPC versions of DRA driver plugin gpu.example.com at endpoint /plugins_registry/gpu.example.com-reg.sock: none of services supported by the plugin (["v1alpha4.Node"]) are supported by the kubelet (["v1.DRAPlugin" "v1beta1.DRAPlugin"])"#]].assert_eq(&call);
 }
@@ -385,16 +387,18 @@ async fn resource_slices_are_deleted_without_driver() {
     };
     let mut dra = Dra::open(&cluster.settings.root);
     dra.drivers.slice_grace_period = Duration::from_millis(200);
-    // Nobody knows at the start whether the driver is still there.
+    // At startup no driver is connected.
     cluster
-        .with_plugins(&dra, "what was there is gone", async || (slices().await == "elsewhere").then_some(()))
+        .with_plugins(&dra, "the old slices are deleted", async || {
+            (slices().await == "elsewhere").then_some(())
+        })
         .await;
     let fake = FakeDriver::start(&cluster.settings.root, &["v1.DRAPlugin"]);
     let mut fake = Some(fake);
     let step = std::cell::Cell::new(0);
     let fake = Mutex::new(&mut fake);
     cluster
-        .with_plugins(&dra, "what it offered is gone", async || {
+        .with_plugins(&dra, "the slices of the driver are deleted", async || {
             match step.get() {
                 0 if dra.drivers.find(DRIVER).is_ok() && slices().await == "elsewhere" => {
                     cluster.create::<ResourceSlice>(slice("offered", "here")).await;
@@ -431,12 +435,12 @@ async fn device_health_is_reported_in_pod_status() {
         dra.prepare(&cluster.ctx, &web).await.ok()?;
         Some(report()).filter(|text| text.contains("hot"))
     };
-    let told = cluster.with_plugins(&dra, "the driver tells", reports_unhealthy).await;
+    let output = cluster.with_plugins(&dra, "the driver reports device health", reports_unhealthy).await;
     expect![[r#"
         [{"name":"claim:shared/one","resources":[{"health":"Unhealthy","message":"too hot","resourceID":"example.com/gpu=mine"}]},{"name":"claim:own","resources":[{"health":"Unknown","resourceID":"example.com/gpu=web-own"}]}]
         null
         null"#]]
-    .assert_eq(&told);
+    .assert_eq(&output);
 }
 
 #[test]
@@ -468,6 +472,6 @@ fn checkpoint_format_matches_upstream() {
     assert_eq!(
         ClaimInfoCache::open(dir.path()).all().count(),
         0,
-        "one that somebody has changed is not believed"
+        "a checkpoint with a wrong checksum is rejected"
     );
 }

@@ -1,18 +1,18 @@
-//! Variables from files that containers have written, in a small part of the shell's language: `NAME='value'`, where
-//! everything between the quotes, ends of lines included, is meant as it stands.
+//! Parses environment files that containers write: `NAME='value'` as in a shell. The text between
+//! single quotes is literal and may span lines.
 //!
-//! Whoever writes such a file is not trusted: what is read of it at once is bounded.
+//! The content is not trusted, so line length and total size are limited.
 
 use std::io::{BufRead, Read as _};
 
-/// As upstream reads files.
+/// As upstream.
 const MAX_LINE_BYTES: u64 = 64 << 10;
-/// More of a file is not read, whatever is in it. No process could be given as much anyway.
+/// Larger files are not read to the end. No process could receive as much environment anyway.
 const MAX_FILE_BYTES: usize = 1 << 20;
 
 const WHITESPACE: [char; 2] = [' ', '\t'];
 
-/// The value of a variable; what stands behind it is not looked at.
+/// The value of a variable. Reading stops at the first match, so later errors are not detected.
 pub fn find_variable(file: &mut dyn BufRead, key: &str) -> Result<Option<String>, String> {
     let mut lines = Lines { file, number: 0, left: MAX_FILE_BYTES };
     while let Some(line) = lines.next()? {
@@ -28,7 +28,7 @@ pub fn find_variable(file: &mut dyn BufRead, key: &str) -> Result<Option<String>
         if name.ends_with(WHITESPACE) {
             return syntax_error("whitespace before '=' is not allowed");
         }
-        // The shell takes this for nothing, and a command behind it.
+        // For a shell, `NAME= value` sets an empty value for one command. Such lines are skipped.
         if value.starts_with(WHITESPACE) {
             if name == key {
                 return Ok(None);
@@ -50,7 +50,7 @@ pub fn find_variable(file: &mut dyn BufRead, key: &str) -> Result<Option<String>
 struct Lines<'a> {
     file: &'a mut dyn BufRead,
     number: usize,
-    /// How many bytes may still be read.
+    /// The number of bytes that may still be read.
     left: usize,
 }
 
@@ -75,7 +75,7 @@ impl Lines<'_> {
         Ok(Some(String::from_utf8_lossy(&line).into_owned()))
     }
 
-    /// What follows an opening quote, up to the one that closes it and ends its line.
+    /// Reads up to the closing quote, which must end its line.
     fn until_quote(&mut self, first: String) -> Result<String, String> {
         let (mut value, mut rest, start_line) = (String::new(), first, self.number);
         loop {

@@ -1,29 +1,29 @@
-//! Of which images it is asked who may use them: `imagePullCredentialsVerificationPolicy` and
+//! Which images require verified pull credentials: `imagePullCredentialsVerificationPolicy` and
 //! `preloadedImagesVerificationAllowlist` of a KubeletConfiguration.
 
 use crate::image_reference;
 
-/// As the administrator says; the default is upstream's.
+/// The configured policy; the default is upstream's.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VerificationPolicy {
     pub verify: CredentialVerification,
-    /// For [`Verify::NotAllowed`]: images without a tag, or `registry/path/*`.
+    /// For [`CredentialVerification::NotAllowed`]: images without a tag, or `registry/path/*`.
     pub allowed: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum CredentialVerification {
-    /// Of none.
+    /// For no image.
     Never,
-    /// Of all that were pulled by this node.
+    /// For images that this node has pulled.
     #[default]
     NotPreloaded,
-    /// Of all that are not listed.
+    /// For images that are not on the allowlist.
     NotAllowed,
     Always,
 }
 
-/// As a KubeletConfiguration says it.
+/// The names in a KubeletConfiguration.
 const POLICY_NAMES: [(&str, CredentialVerification); 4] = [
     ("NeverVerify", CredentialVerification::Never),
     ("NeverVerifyPreloadedImages", CredentialVerification::NotPreloaded),
@@ -44,7 +44,7 @@ impl CredentialVerification {
 }
 
 impl VerificationPolicy {
-    /// What is wrong with it.
+    /// Validates the configuration, with upstream's errors.
     pub fn validate(&self) -> Result<(), String> {
         if !self.allowed.is_empty() && self.verify != CredentialVerification::NotAllowed {
             return Err("can't set `preloadedImagesVerificationAllowlist` if `imagePullCredentialsVertificationPolicy` is not \"NeverVerifyAllowlistedImages\"".to_owned());
@@ -54,7 +54,7 @@ impl VerificationPolicy {
         self.allowed.iter().try_for_each(|pattern| validate_pattern(pattern).map_err(invalid))
     }
 
-    /// Whether it is asked who may use an image, which this node has pulled or not.
+    /// Whether a pod needs matching credentials to use a present image.
     pub fn requires_verification(&self, image: &str, pulled_by_node: bool) -> bool {
         match self.verify {
             CredentialVerification::Never => false,

@@ -44,24 +44,25 @@ fn check(text: &str, secrets: &str, expected: &str) {
 
 #[test]
 fn present_image_requires_a_matching_pull_secret() {
-    // The administrator's, and what everybody could pull.
+    // Preloaded, or pulled without credentials.
     check("", "", "usable");
     check("all", "", "usable");
-    // Pulled by this node, nobody knows how.
+    // Pulled by this node with unknown credentials.
     check("pulling", "ns/s/1/h", "unproven");
     check("unknown", "ns/s/1/h", "unproven");
     check("ns/s/1/h", "", "unproven");
     check("ns/s/1/h", "ns/s/1/h", "usable");
-    // Another secret of the same words; the same secret with new words; another of that name.
+    // Another secret with the same credentials; the same secret with new credentials; another
+    // secret of that name.
     check("ns/s/1/h", "ns/other/2/h", "by ns/other/2/h");
     check("ns/s/1/h", "else/s/3/h", "by else/s/3/h");
     check("ns/s/1/h", "ns/s/1/new", "by ns/s/1/new");
     check("ns/s/1/h", "ns/s/2/new", "unproven");
     check("ns/s/1/h", "ns/a/4/x ns/b/5/y ns/s/1/h", "usable");
     check("ns/s/1/h ns/t/2/i", "ns/t/2/i", "usable");
-    // No digest is not the same as no digest.
+    // Missing hashes are not equal.
     check("ns/s/1/", "ns/t/2/", "unproven");
-    // Nor are accounts secrets; they are known by what they are.
+    // Service accounts are not secrets. They match by namespace, name and UID.
     check("ns/a/1/", "ns/a/1/", "usable");
     check("ns/a/1/", "ns/a/2/", "unproven");
     check("ns/a/1/", "ns/a/1/h", "unproven");
@@ -96,15 +97,15 @@ fn records_remain_after_a_restart() {
         ImagePullRecords::open(dir.path()).is_access_allowed(&policy, image, id, secrets, now)
     };
 
-    assert!(may(&[]), "it was there before");
+    assert!(may(&[]), "the image was preloaded");
     let pulled = ImagePullRecords::open(dir.path());
     pulled.record_pull_intent(image).unwrap();
     pulled.record_pull_intent(image).unwrap();
-    assert!(!may(&[]), "it is about to be ours");
+    assert!(!may(&[]), "the image is being pulled");
     pulled.cancel_pull(image);
-    assert!(!may(&[]), "somebody is still at it");
+    assert!(!may(&[]), "another pull is in progress");
     pulled.cancel_pull(image);
-    assert!(!may(&[]), "nobody waits for it, but it may come");
+    assert!(!may(&[]), "a canceled pull may still complete");
     pulled.record_pull_intent(image).unwrap();
     pulled.record_pull_result(image, Some((id, Some(&own))), now);
     assert!(!may(&[]) && may(std::slice::from_ref(&own)));
@@ -115,13 +116,13 @@ fn records_remain_after_a_restart() {
     .assert_eq(&files[0].1.to_string().replace(&own.hash, "HASH"));
     assert!(!files[0].1.to_string().contains("sesame"));
 
-    // Who had a look is known from then on.
+    // A pod that used the image is recorded.
     let same_credential = PullSecret { hash: own.hash.clone(), ..secret("else/t/2") };
     assert!(may(std::slice::from_ref(&same_credential)));
     let changed = PullSecret { hash: "other".into(), ..same_credential };
     assert!(may(std::slice::from_ref(&changed)));
 
-    // What cannot be read is nobody's.
+    // A record that cannot be read grants no access.
     for broken in ["{", r#"{"credentialMapping": []}"#, r#"{"credentialMapping": {"r.example/a": 1}}"#] {
         std::fs::write(&files[0].0, broken).unwrap();
         assert!(!may(std::slice::from_ref(&own)), "{broken}");
@@ -133,9 +134,9 @@ fn records_remain_after_a_restart() {
     pulled.prune(&[id], now + jiff::SignedDuration::from_secs(1));
     assert_eq!(pulled.read_files("pulled").len(), 1);
     pulled.prune(&[], now);
-    assert_eq!(pulled.read_files("pulled").len(), 1, "it is newer than what was seen");
+    assert_eq!(pulled.read_files("pulled").len(), 1, "the record is newer than the list of images");
     pulled.prune(&[], now + jiff::SignedDuration::from_millis(999));
-    assert_eq!(pulled.read_files("pulled").len(), 1, "it may be");
+    assert_eq!(pulled.read_files("pulled").len(), 1, "the record may be newer");
     pulled.prune(&[], now + jiff::SignedDuration::from_secs(1));
     assert_eq!(pulled.read_files("pulled"), []);
 }

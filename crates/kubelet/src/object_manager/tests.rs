@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// A server that lets nobody follow more than one object at a time. Its objects by path; what is there can change.
+/// A server that only allows watches of single objects. Its objects by path; they can change.
 #[derive(Default)]
 struct SingleObjectServer {
     objects: watch::Sender<BTreeMap<String, (u64, Value)>>,
@@ -108,7 +108,7 @@ async fn objects_are_synced_only_while_pods_reference_one() {
     let secrets = caches.secrets().clone();
     let seen = || secrets.get(&Key::new("n", "s")).and_then(|secret| secret.type_.clone());
     secrets.wait_for_sync().await;
-    assert_eq!(seen(), None, "nobody has asked for it");
+    assert_eq!(seen(), None, "no pod references it");
 
     let pod = pod(json!({"containers": [], "imagePullSecrets": [{"name": "s"}, {"name": "missing"}]}));
     manager.set_pod_references("u", Some(references(&pod)));
@@ -121,6 +121,6 @@ async fn objects_are_synced_only_while_pods_reference_one() {
     put(8, Some("third"));
     secrets.wait_until("its return", || seen().as_deref() == Some("third")).await.expect("seen");
     manager.set_pod_references("u", None);
-    secrets.wait_until("its end", || seen().is_none()).await.expect("nobody wants it");
-    assert!(manager.wait_synced(&pod).await.is_err(), "nobody follows it");
+    secrets.wait_until("its end", || seen().is_none()).await.expect("no pod references it any more");
+    assert!(manager.wait_synced(&pod).await.is_err(), "it is not watched any more");
 }

@@ -1,8 +1,8 @@
-//! How long containers are left alone that end again and again. Pure.
+//! The restart back-off of containers (`CrashLoopBackOff`). Pure.
 //!
-//! As upstream counts it: the first end costs no time, the next ten seconds, then twice as long each time; and who has
-//! lasted begins as if nothing had happened. Only the last runs of a container are known, so the count is remembered. It is
-//! lost with the process, and begins anew.
+//! It is counted as upstream does: the first restart is immediate, the second is delayed by ten
+//! seconds, and then the delay doubles. A long run resets it. The runtime has only the last runs of
+//! a container, so the delay is kept in memory. A restart of the kubelet resets it.
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -10,20 +10,20 @@ use crate::observed::{ContainerRun, State};
 use crate::worker_state::{PodWorkerState, StartFailure};
 
 const INITIAL_BACK_OFF: SignedDuration = SignedDuration::from_secs(10);
-/// The longest pause, where nobody has said otherwise.
+/// The default limit of the delay.
 pub const MAX_BACK_OFF: SignedDuration = SignedDuration::from_secs(300);
-/// One that ran longer than this has earned a new beginning.
+/// A run that is longer than this resets the back-off.
 const BACK_OFF_RESET_AFTER: SignedDuration = SignedDuration::from_secs(600);
-/// How long a pod is left alone at most, upstream.
+/// How long upstream waits at most until it syncs a pod again.
 const RESYNC_INTERVAL: SignedDuration = SignedDuration::from_secs(60);
 
-/// What a container has to expect that was started again.
+/// The back-off of a container that was restarted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BackOff {
-    /// The run before, which has had its pause.
+    /// The ID of the previous run, whose delay has passed.
     previous_run: String,
     started_at: Timestamp,
-    /// The pause when it ends again.
+    /// The delay after the exit of the current run.
     delay: SignedDuration,
 }
 
@@ -36,7 +36,7 @@ impl BackOff {
         max_delay: SignedDuration,
     ) -> BackOff {
         let delay = match before {
-            // It was tried before, and came to nothing.
+            // This restart was attempted before and failed. It does not increase the delay.
             Some(before) if before.previous_run == run.id => before.delay,
             Some(before) if !before.is_reset(end) => before.delay.saturating_mul(2),
             _ => INITIAL_BACK_OFF,
@@ -48,20 +48,22 @@ impl BackOff {
         end.duration_since(self.started_at) > BACK_OFF_RESET_AFTER
     }
 
-    /// When the next run may begin.
+    /// When the next run may start.
     fn restart_time(&self, run: &ContainerRun, end: Timestamp) -> Timestamp {
         if self.previous_run == run.id || self.is_reset(end) {
             return end;
         }
-        // No run ends before it begins, whatever the clock says, or a runtime that has yet to notice.
+        // A run does not end before it started, even if the clock was set back or the runtime has
+        // not noticed the start.
         end.max(self.started_at).checked_add(self.delay).unwrap_or(end)
     }
 }
 
 impl PodWorkerState {
-    /// A container is started again now, whose newest run this was; no pause is to be longer than `longest`.
+    /// Records that a container restarts now after `run`. The delay is at most `max_delay`.
     pub fn record_restart(&mut self, run: &ContainerRun, now: Timestamp, max_delay: SignedDuration) {
         let State::Exited { at, .. } = run.state else { return };
+        // A restart for a resize is not a failure.
         if self.stopped_for_resize.contains(&run.id) {
             return;
         }
@@ -70,7 +72,7 @@ impl PodWorkerState {
     }
 }
 
-/// When a container that has ended may be started again.
+/// When a container that has exited may restart.
 pub fn restart_at(run: &ContainerRun, worker_state: &PodWorkerState) -> Option<Timestamp> {
     let State::Exited { at, .. } = run.state else { return None };
     if worker_state.stopped_for_resize.contains(&run.id) {
@@ -79,8 +81,8 @@ pub fn restart_at(run: &ContainerRun, worker_state: &PodWorkerState) -> Option<T
     Some(worker_state.back_offs.get(&run.name).map_or(at, |known| known.restart_time(run, at)))
 }
 
-/// Why a container could not be started, unless its newest run has ended by it: that one has the pause of all that have
-/// ended. One that is older than the last try is not meant.
+/// Why a container could not be started. `None` if its newest run ended by that failure, since that
+/// run is subject to the restart back-off. A run older than the last attempt does not count.
 pub fn start_failure<'m>(
     container: &str,
     run: Option<&ContainerRun>,
@@ -95,13 +97,14 @@ pub fn start_failure<'m>(
     Some(failure).filter(|failure| !(failure.ended_run() && run.is_some_and(is_last)))
 }
 
-/// The pause that a container that has ended is made to keep, as it is told.
+/// The back-off delay of a container that has exited, as the status shows it.
 pub fn back_off_delay(run: &ContainerRun, worker_state: &PodWorkerState) -> SignedDuration {
     worker_state.back_offs.get(&run.name).map_or(SignedDuration::ZERO, |known| known.delay)
 }
 
-/// From when on one sees of a container that has ended that it is made to wait. Upstream notices that when it has already
-/// told how the container ended, and tells it when it looks at the pod next: when the pause is over, or after a minute.
+/// When the status of a container that has exited changes to `CrashLoopBackOff`. Upstream notices
+/// the back-off after it has reported the exit, and reports it in the next sync of the pod: when
+/// the delay is over, but after a minute at the latest.
 pub fn back_off_visible_at(run: &ContainerRun, worker_state: &PodWorkerState) -> Option<Timestamp> {
     let State::Exited { at, .. } = run.state else { return None };
     let then = restart_at(run, worker_state).filter(|then| *then > at)?;
@@ -141,10 +144,10 @@ mod tests {
             for (attempt, duration) in duration.iter().enumerate() {
                 let (since, at) = (time(now), time(now + duration));
                 let run = container_run(attempt, State::Exited { since, at, code: 1 });
-                let next = restart_at(&run, &worker_state).expect("it is over");
+                let next = restart_at(&run, &worker_state).expect("the run has exited");
                 back_offs.push(next.duration_since(at).as_secs());
                 worker_state.record_restart(&run, next, max_delay);
-                assert_eq!(restart_at(&run, &worker_state), Some(at), "it has had its pause");
+                assert_eq!(restart_at(&run, &worker_state), Some(at), "its delay has passed");
                 now = next.as_second() - 1_000_000;
             }
             assert_eq!(back_offs, expected, "{duration:?}");
@@ -166,6 +169,10 @@ mod tests {
         for _ in 0..5 {
             worker_state.record_restart(&run(0), time(2), MAX_BACK_OFF);
         }
-        assert_eq!(restart_at(&run(1), &worker_state), Some(time(12)), "from when it began at the earliest");
+        assert_eq!(
+            restart_at(&run(1), &worker_state),
+            Some(time(12)),
+            "the delay counts from the start of the run at the earliest"
+        );
     }
 }

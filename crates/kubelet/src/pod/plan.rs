@@ -1,4 +1,5 @@
-//! Decides what a pod needs next. Pure: everything known is an argument, the time too.
+//! Computes what a pod needs next, as upstream's `computePodActions`. Pure: everything known is an
+//! argument, including the time.
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, Pod, PodSpec};
@@ -10,10 +11,10 @@ use super::restart_all_containers::RestartAllContainers;
 use crate::observed::{ContainerRun, ObservedPod, Sandbox, State};
 use crate::worker_state::{PodWorkerState, StartFailure};
 
-/// One thing to do. The order matters; what cannot be done ends the round.
+/// An action of the pod worker. Actions are executed in order, and a failed one ends the round.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Make what the containers share.
+    /// Create the pod sandbox.
     CreateSandbox {
         attempt: u32,
     },
@@ -21,26 +22,26 @@ pub enum Action {
         container: String,
         attempt: u32,
     },
-    /// Those of one plan are stopped beside each other.
+    /// Stop a container. The stops of one plan run concurrently.
     Stop(Stop),
-    /// What it may use has changed while it runs.
+    /// Apply changed resources while the containers run.
     Resize(Resize),
     StopSandbox {
         id: String,
     },
-    /// Everything is over and the pod is to go: clear away what is left of it.
+    /// The pod is being deleted and nothing runs any more: remove what is left of it.
     Cleanup,
-    /// Look again then, although nothing happens.
+    /// Compute the plan again at this time, even if nothing changes until then.
     Recheck(Timestamp),
 }
 
-/// A run that is to end.
+/// A run to stop.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stop {
     pub id: String,
     pub container: String,
     pub reason: StopReason,
-    /// The runs that it is to outlive, as long as there is time.
+    /// IDs of the runs that have to end first, as far as the grace period allows.
     pub after: Vec<String>,
 }
 
@@ -53,21 +54,21 @@ impl Stop {
 /// Why a container is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
-    /// The pod is being deleted, or has been ended.
+    /// The pod is being deleted, or the node has terminated it.
     PodTerminating,
     /// Its liveness or startup probe has failed.
     Unhealthy,
-    /// What it lived in is gone.
+    /// Its sandbox is gone.
     SandboxLost,
-    /// It is to be made from something else.
+    /// Its image in the spec has changed.
     SpecChanged,
-    /// It is to have something else, and wants to be started anew for that.
+    /// Its resources have changed, and its resize policy requires a restart.
     Resized,
-    /// Another has ended in a way that all are to begin anew for.
+    /// A restart rule requires that all containers restart.
     RestartAllContainers,
 }
 
-/// Whether the pod has said its last word: nothing in it will ever be started again.
+/// Whether no container of the pod will ever be started again.
 pub fn is_finished(pod: &Pod, seen: &ObservedPod, worker_state: &PodWorkerState) -> bool {
     if worker_state.termination_reason.is_some() {
         return true;
@@ -84,13 +85,14 @@ pub fn is_finished(pod: &Pod, seen: &ObservedPod, worker_state: &PodWorkerState)
     !spec.containers.is_empty() && spec.containers.iter().all(is_done)
 }
 
-/// When the pod has been at it for as long as it may.
+/// When the pod exceeds its `activeDeadlineSeconds`.
 pub fn deadline(pod: &Pod) -> Option<Timestamp> {
     let seconds = pod.spec.as_ref()?.active_deadline_seconds?;
     let start = pod.status.as_ref()?.start_time.as_ref()?.0;
     start.checked_add(SignedDuration::from_secs(seconds)).ok()
 }
 
+/// The next actions of a pod; none if there is nothing to do until something changes.
 pub fn compute_pod_actions(
     pod: &Pod,
     seen: &ObservedPod,
@@ -101,7 +103,7 @@ pub fn compute_pod_actions(
     if worker_state.termination_reason.is_none() {
         actions.extend(deadline(pod).filter(|deadline| *deadline > now).map(Action::Recheck));
     }
-    // What is said about a failure changes once nothing is tried for a while.
+    // The status changes from the error to the back-off at that time.
     let back_off_reports = worker_state.failures.values().filter_map(StartFailure::back_off_visible_at);
     actions.extend(back_off_reports.filter(|from| *from > now).map(Action::Recheck));
     actions
@@ -112,7 +114,8 @@ fn next_actions(pod: &Pod, seen: &ObservedPod, worker_state: &PodWorkerState, no
         return terminate(pod, seen);
     }
     let Some(sandbox) = seen.sandbox() else { return recreate_sandbox(pod, seen, worker_state, now) };
-    // What runs in older sandboxes has nothing to stand on; a runtime tells of no such thing, but may one day.
+    // The containers of older sandboxes have lost theirs. No runtime is known to report a second
+    // ready sandbox, but nothing forbids it.
     let mut actions = Vec::new();
     for old in seen.sandboxes.iter().filter(|old| old.ready && old.id != sandbox.id) {
         actions.push(Action::StopSandbox { id: old.id.clone() });
@@ -133,7 +136,7 @@ fn next_actions(pod: &Pod, seen: &ObservedPod, worker_state: &PodWorkerState, no
         return actions;
     }
     let spec = pod.spec.clone().unwrap_or_default();
-    // Whoever wants to have a look waits for nobody, and has one look.
+    // Ephemeral containers wait for no other container and are never restarted.
     for container in spec.ephemeral_containers.iter().flatten().map(super::from_ephemeral) {
         if seen.latest(&container.name).is_none_or(|run| run.state == State::Created) {
             context.plan_start(&container, &mut actions);
@@ -142,6 +145,7 @@ fn next_actions(pod: &Pod, seen: &ObservedPod, worker_state: &PodWorkerState, no
     if context.plan_init_containers(&spec, &mut actions) {
         context.plan_main_containers(&spec.containers, &mut actions);
     }
+    // The pod's limits are resized before the next container starts, so that it fits into them.
     let starts = |action: &Action| matches!(action, Action::Start { .. });
     let first = actions.iter().position(starts).unwrap_or(actions.len());
     if let Some(resize) = context.plan_resize() {
@@ -150,7 +154,7 @@ fn next_actions(pod: &Pod, seen: &ObservedPod, worker_state: &PodWorkerState, no
     actions
 }
 
-/// All there is to go by while a pod has a sandbox.
+/// Everything that determines the next actions of a pod with a sandbox.
 struct PlanContext<'a> {
     pod: &'a Pod,
     seen: &'a ObservedPod,
@@ -161,17 +165,18 @@ struct PlanContext<'a> {
 }
 
 impl PlanContext<'_> {
-    /// The newest run in this sandbox: what was done in another has to be done again.
+    /// The newest run in this sandbox. What ran in an older sandbox has to run again.
     fn latest_in_sandbox(&self, container: &Container) -> Option<&ContainerRun> {
         self.restart_all.latest(&container.name).filter(|run| run.sandbox == self.sandbox.id)
     }
 
-    /// Sees to those that come first, one after the other, and says whether the main containers may run.
+    /// Plans the init containers, one after the other. Returns whether the main containers may
+    /// start.
     fn plan_init_containers(&self, spec: &PodSpec, actions: &mut Vec<Action>) -> bool {
         let init_containers = spec.init_containers.as_deref().unwrap_or_default();
         let has_started = |container: &Container| self.latest_in_sandbox(container).is_some();
-        // Whatever stands before one that has begun was done, though nothing may be left of it. Its companions come back
-        // beside those that run.
+        // Init containers before one that has started are done, even if the runtime has no run of
+        // them any more. Sidecars among them restart while the others run.
         let done_until = match spec.containers.iter().any(has_started) {
             true => init_containers.len(),
             false => init_containers.iter().rposition(has_started).unwrap_or(0),
@@ -211,7 +216,8 @@ impl PlanContext<'_> {
         }
     }
 
-    /// Sees to a container that runs.
+    /// Checks a running container: stops it if it is unhealthy or was created from another image or
+    /// other resources.
     fn check_running(&self, container: &Container, actions: &mut Vec<Action>) {
         let Some(run) = self.seen.latest(&container.name) else { return };
         let dead = self.worker_state.health.get(&run.id).is_some_and(|health| health.dead);
@@ -226,7 +232,7 @@ impl PlanContext<'_> {
         actions.push(Action::Stop(Stop::new(run, reason)));
     }
 
-    /// Gives what runs what it is to have, or says when that is tried again.
+    /// Plans the resize of running containers, or a recheck when a failed resize is due again.
     fn plan_resize(&self) -> Option<Action> {
         let needed = resize::pending_resize(self.pod, self.seen, self.worker_state)?;
         let failure =
@@ -234,16 +240,16 @@ impl PlanContext<'_> {
         Some(failure.map_or(Action::Resize(needed), |failure| Action::Recheck(failure.retry_at)))
     }
 
-    /// Starts a container, or says when it may be.
+    /// Starts a container, or plans a recheck when its back-off is over.
     fn plan_start(&self, container: &Container, actions: &mut Vec<Action>) {
         let run = self.seen.latest(&container.name);
-        // Nobody who begins anew with all others has to wait.
+        // A container that restarts together with all others has no back-off.
         let present = run.filter(|run| !self.restart_all.is_obsolete(run));
         let after_exit = present.and_then(|run| restart_at(run, self.worker_state));
         let after_failure =
             start_failure(&container.name, run, self.worker_state).map(|failure| failure.retry_at);
         let attempt = match run {
-            // Made but never started: that one is tried again.
+            // It was created but never started, so this attempt is repeated.
             Some(ContainerRun { state: State::Created, attempt, .. }) => *attempt,
             Some(run) => run.attempt + 1,
             None => 0,
@@ -260,7 +266,7 @@ impl PlanContext<'_> {
     }
 }
 
-/// Ends what runs, then what it lived in.
+/// Stops the containers, then the sandboxes.
 fn terminate(pod: &Pod, seen: &ObservedPod) -> Vec<Action> {
     let stops = stop_all(pod, seen, StopReason::PodTerminating);
     if !stops.is_empty() {
@@ -275,7 +281,8 @@ fn terminate(pod: &Pod, seen: &ObservedPod) -> Vec<Action> {
     actions
 }
 
-/// Stops all that runs at once; but companions stay for the main containers, and for the companions that came after them.
+/// Stops all containers at once. Sidecars wait for the main containers and for the sidecars after
+/// them.
 fn stop_all(pod: &Pod, seen: &ObservedPod, reason: StopReason) -> Vec<Action> {
     let spec = pod.spec.clone().unwrap_or_default();
     let init_containers = spec.init_containers.unwrap_or_default();
@@ -295,7 +302,7 @@ fn stop_all(pod: &Pod, seen: &ObservedPod, reason: StopReason) -> Vec<Action> {
     seen.running().map(stop).collect()
 }
 
-/// A new sandbox, once nothing is left running of the old one.
+/// Creates a new sandbox once all containers of the old one have stopped.
 fn recreate_sandbox(
     pod: &Pod,
     seen: &ObservedPod,
@@ -322,7 +329,7 @@ pub fn restart_policy(pod: &Pod) -> &str {
     pod.spec.as_ref().and_then(|spec| spec.restart_policy.as_deref()).unwrap_or("Always")
 }
 
-/// Whether a container is started again after a run that has ended: also where it was only stopped for a resize.
+/// Whether a container restarts after this run, which includes a stop for a resize.
 fn restarts_after(
     pod: &Pod,
     container: &Container,
@@ -333,7 +340,8 @@ fn restarts_after(
     worker_state.stopped_for_resize.contains(&run.id) || should_restart(pod, container, code)
 }
 
-/// Whether a container that has ended in this way is started again: by its own rules, its own policy, or the pod's.
+/// Whether a container restarts after this exit code: by its restart rules, its own restart policy,
+/// or that of the pod.
 pub fn should_restart(pod: &Pod, container: &Container, code: i32) -> bool {
     if restart_rule(container, code).is_some_and(|rule| rule.action.starts_with("Restart")) {
         return true;
@@ -345,8 +353,8 @@ pub fn should_restart(pod: &Pod, container: &Container, code: i32) -> bool {
     }
 }
 
-/// Whether a container that has ended in this way has another run. Init containers that are done have none, nor have those
-/// for having a look.
+/// Whether a container will run again after this exit code. Init containers that succeeded and
+/// ephemeral containers will not.
 pub fn will_restart(pod: &Pod, container: &Container, code: i32) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let is_init = spec.init_containers.iter().flatten().any(|init| init.name == container.name);
@@ -356,7 +364,7 @@ pub fn will_restart(pod: &Pod, container: &Container, code: i32) -> bool {
     !is_done && !is_ephemeral && should_restart(pod, container, code)
 }
 
-/// The rule for a container that has ended in this way.
+/// The first restart rule that matches the exit code.
 pub fn restart_rule(container: &Container, code: i32) -> Option<&ContainerRestartRule> {
     let mut rules = container.restart_policy_rules.iter().flatten();
     rules.find(|rule| {
@@ -367,7 +375,7 @@ pub fn restart_rule(container: &Container, code: i32) -> Option<&ContainerRestar
     })
 }
 
-/// An init container has failed and is not tried again.
+/// Whether an init container has failed and does not restart.
 pub fn init_failed(pod: &Pod, seen: &ObservedPod) -> bool {
     let restart_all = RestartAllContainers::of(pod, seen);
     let failed = |container: &Container| {

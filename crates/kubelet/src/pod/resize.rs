@@ -1,5 +1,5 @@
-//! What a change of a pod's resources means for what runs of it: what differs, in which order it is changed, and what
-//! cannot be taken from it at the moment. Pure. What is said of it meanwhile is in [`said`].
+//! In-place resize: which resources of a pod differ from its spec, in which order they are changed,
+//! and whether a memory limit can be lowered. Pure. Conditions and events are in [`status`].
 
 pub mod status;
 
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::observed::{ContainerRun, ObservedPod};
 use crate::worker_state::PodWorkerState;
 
-/// What a run may use and was promised: bytes and thousandths of processors, 0 for nothing said.
+/// CPU and memory of a container: bytes and millicores, 0 if unset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ComputeResources {
     pub memory_limit: i64,
@@ -20,7 +20,7 @@ pub struct ComputeResources {
     pub cpu_request: i64,
 }
 
-/// What the runs of a pod may use together, in the kernel's terms; 0 for no limit.
+/// The limits of a pod's cgroup in the kernel's units; 0 for no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodResources {
     pub memory: i64,
@@ -28,7 +28,7 @@ pub struct PodResources {
     pub cpu_shares: i64,
 }
 
-/// A pod that is to be given something else than it has.
+/// The change from a pod's current resources to the desired ones.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Resize {
     pub from: PodResources,
@@ -36,7 +36,7 @@ pub struct Resize {
     pub updates: Vec<ContainerUpdate>,
 }
 
-/// A run that is to be given something else than it has.
+/// The change from a container's current resources to the desired ones.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ContainerUpdate {
     pub id: String,
@@ -45,14 +45,14 @@ pub struct ContainerUpdate {
     pub to: ComputeResources,
 }
 
-/// One change; what comes after it is left alone where it fails.
+/// One change. If it fails, the steps after it are skipped.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ResizeStep {
-    /// To all of the pod together.
+    /// Limits of the pod's cgroup.
     PodMemory(i64),
     PodCpuQuota(i64),
     PodCpuShares(i64),
-    /// To one run: all that it is to have from then on.
+    /// All resources of one container from then on.
     Container {
         id: String,
         container: String,
@@ -61,12 +61,12 @@ pub enum ResizeStep {
 }
 
 impl ComputeResources {
-    /// What a container of this pod is to have.
+    /// The desired resources of a container.
     pub fn of(pod: &Pod, container: &Container) -> ComputeResources {
         ComputeResources::from(&effective_resources(pod, container))
     }
 
-    /// What was written down of a run when it was made.
+    /// The resources that were recorded when the container was created.
     pub fn from_annotation(text: &str) -> Option<ComputeResources> {
         serde_json::from_str::<ResourceRequirements>(text)
             .ok()
@@ -86,7 +86,7 @@ impl ComputeResources {
         }
     }
 
-    /// The container with these amounts and all else that it asks for.
+    /// The container with these amounts of CPU and memory. Its other resources stay.
     pub fn apply_to(self, container: &Container) -> Container {
         let mut changed = container.clone();
         let resources = changed.resources.get_or_insert_default();
@@ -106,7 +106,7 @@ impl ComputeResources {
         changed
     }
 
-    /// What it needs no less of than `other` in one of the two is changed after what it needs less of.
+    /// Whether the limit grows, or the request if the limit stays the same.
     fn is_increase(from: [i64; 2], to: [i64; 2]) -> bool {
         let [limit, request] = [to[0].cmp(&from[0]), to[1].cmp(&from[1])];
         limit.then(request).is_gt()
@@ -121,7 +121,7 @@ impl ComputeResources {
     }
 }
 
-/// What a container asks for, limited by what its pod is limited to where it says nothing itself.
+/// The resources of a container. Limits that it does not set are those of its pod.
 pub fn effective_resources(pod: &Pod, container: &Container) -> ResourceRequirements {
     let mut resources = container.resources.clone().unwrap_or_default();
     let of_pod = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref()?.limits.as_ref());
@@ -133,20 +133,21 @@ pub fn effective_resources(pod: &Pod, container: &Container) -> ResourceRequirem
 }
 
 impl PodResources {
-    /// What a pod is to have.
+    /// The desired limits of a pod.
     pub fn of(pod: &Pod) -> PodResources {
         let limits = crate::cgroups::pod_limits(pod, 0);
         PodResources { memory: limits.memory, cpu_quota: limits.cpu_quota, cpu_shares: limits.cpu_shares }
     }
 }
 
-/// What a run has now: what it was given last, or made with. `None` of one that nothing was written down of.
+/// The current resources of a run: those of its last resize, or else those it was created with.
+/// `None` if neither is recorded.
 pub fn current_resources(run: &ContainerRun, worker_state: &PodWorkerState) -> Option<ComputeResources> {
     let given = worker_state.record.as_ref().and_then(|record| record.given.get(&run.id).copied());
     given.or_else(|| ComputeResources::from_annotation(run.created_from.resources.as_deref()?))
 }
 
-/// Runs that have something else than they are to have, with their containers.
+/// The changes of running containers whose resources differ from the spec, with the containers.
 fn pending_updates<'a>(
     pod: &'a Pod,
     seen: &'a ObservedPod,
@@ -163,7 +164,7 @@ fn pending_updates<'a>(
     })
 }
 
-/// Whether something is not as it is to be.
+/// Whether current resources differ from the desired ones.
 pub fn is_in_progress(pod: &Pod, seen: &ObservedPod, worker_state: &PodWorkerState) -> bool {
     let pod_resources =
         worker_state.record.as_ref().filter(|_| seen.sandbox().is_some()).map(|record| record.whole);
@@ -171,7 +172,7 @@ pub fn is_in_progress(pod: &Pod, seen: &ObservedPod, worker_state: &PodWorkerSta
         || pending_updates(pod, seen, worker_state).next().is_some()
 }
 
-/// What can be changed of a pod while it runs, if anything is to be.
+/// The changes that can be made without a restart, if there are any.
 pub fn pending_resize(pod: &Pod, seen: &ObservedPod, worker_state: &PodWorkerState) -> Option<Resize> {
     let to = PodResources::of(pod);
     let from = worker_state.record.as_ref().map_or(to, |record| record.whole);
@@ -183,7 +184,7 @@ pub fn pending_resize(pod: &Pod, seen: &ObservedPod, worker_state: &PodWorkerSta
     (from != to || !updates.is_empty()).then_some(Resize { from, to, updates })
 }
 
-/// Whether a container that runs wants to be started anew for what is to change of it.
+/// Whether the resize policy of a running container requires a restart for its changes.
 pub fn requires_restart(pod: &Pod, seen: &ObservedPod, worker_state: &PodWorkerState, name: &str) -> bool {
     pending_updates(pod, seen, worker_state)
         .any(|(container, update)| container.name == name && must_restart(container, &update))
@@ -200,14 +201,15 @@ fn must_restart(container: &Container, ContainerUpdate { from, to, .. }: &Contai
     })
 }
 
-/// Beside any limit that there is.
+/// The limit as a number that can be compared: no limit is the largest.
 fn limit_or_max(limit: i64) -> i64 {
     if limit <= 0 { i64::MAX } else { limit }
 }
 
 impl Resize {
-    /// What is done, one after the other: the whole is never less than its parts. Memory comes first, and in each of both
-    /// whoever gives something back is before those who get more. A limit of the whole is not taken away.
+    /// The changes in the order of upstream's `doPodResizeAction`. The limits of the pod are never
+    /// below those of its containers. Memory comes before CPU, and for both of them decreases come
+    /// before increases. A limit of the pod is not removed.
     pub fn steps(&self) -> Vec<ResizeStep> {
         let (from, to) = (self.from, self.to);
         let or_previous = |from: i64, to: i64| if to == 0 { from } else { to };
@@ -238,7 +240,8 @@ impl Resize {
         steps
     }
 
-    /// Changes a part of what all runs have, which is kept count of in `present`.
+    /// Adds the steps that change one resource of all containers. `current` has the resources of
+    /// each container after the steps so far.
     fn push_container_steps(
         &self,
         part: fn(ComputeResources) -> [i64; 2],
@@ -258,7 +261,7 @@ impl Resize {
         }
     }
 
-    /// Whether memory is to be taken from somebody.
+    /// Whether a memory limit of the pod or of a container is lowered.
     pub fn has_lower_memory_limit(&self) -> bool {
         self.has_lower_pod_memory_limit() || self.updates.iter().any(has_lower_container_limit)
     }
@@ -267,7 +270,8 @@ impl Resize {
         self.to.memory != 0 && limit_or_max(self.to.memory) < limit_or_max(self.from.memory)
     }
 
-    /// What speaks against it by what is in use: of the pod, and of runs by their ids.
+    /// The error if a lower memory limit is not above the current usage of the pod (`of_pod`) or of
+    /// a container (`of_run`, by container ID).
     pub fn check_memory_usage(&self, of_pod: u64, of_run: impl Fn(&str) -> Option<u64>) -> Option<String> {
         let mut errors = Vec::new();
         let is_below = |used: u64, limit: i64| used >= u64::try_from(limit).unwrap_or(0);

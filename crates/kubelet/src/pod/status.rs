@@ -1,4 +1,5 @@
-//! What is said about a pod: phase, conditions and the states of its containers, in upstream's words. Pure.
+//! Computes the status of a pod: phase, conditions and container states, with upstream's reasons
+//! and texts. Pure.
 
 mod resources;
 
@@ -18,22 +19,23 @@ use super::restart_all_containers::{self, RestartAllContainers};
 use crate::observed::{ContainerRun, ObservedPod, State};
 use crate::worker_state::PodWorkerState;
 
-/// Of pods in which that can happen: all containers are about to begin anew, and why.
+/// The condition of pods with a `RestartAllContainers` rule, and its reason and message while all
+/// containers are about to restart.
 const RESTART_ALL_CONDITION: &str = "AllContainersRestarting";
 const RESTART_ALL_REASON: (&str, &str) =
     ("RestartAllContainersStarted", "container exited with restart policy rule");
 
-/// What the node adds to what the pod is.
+/// What the node contributes to the status of its pods.
 pub struct HostInfo<'a> {
-    /// The first is the node's own; there may be one of the other family.
+    /// The first is the primary address; there may be one of the other IP family.
     pub ips: &'a [String],
-    /// The runtime's name, as in `containerd://id`.
+    /// The runtime's name, which is the scheme of container IDs such as `containerd://id`.
     pub runtime: &'a str,
-    /// Whether it makes all that is mounted below a mount read only as well.
+    /// Whether the runtime handler of the pod supports recursive read-only mounts.
     pub recursive_read_only: bool,
 }
 
-/// The status of a pod as everything known tells it.
+/// The status of a pod, as upstream's `generateAPIPodStatus`.
 pub fn generate_pod_status(
     pod: &Pod,
     seen: &ObservedPod,
@@ -76,10 +78,10 @@ pub fn generate_pod_status(
     } else {
         seen.sandbox().map(|sandbox| sandbox.ips.clone()).unwrap_or_default()
     };
-    // The address of a pod that is over is remembered.
+    // A terminated pod keeps its addresses.
     let ips = if ips.is_empty() { previous_ips(&before) } else { ips };
     let (resources, allocated) = resources::pod_resources(pod, worker_state, phase == "Running");
-    // Those of a resize are gone with it, and nobody else has any.
+    // Resize conditions belong to the kubelet and end with the resize, so the old ones are dropped.
     let resizing = [PENDING, IN_PROGRESS];
     let before = PodStatus {
         conditions: before.conditions.map(|all| {
@@ -111,7 +113,7 @@ pub fn generate_pod_status(
         }
         _ => (RESTART_ALL_CONDITION, false, None),
     });
-    // A pod that was not disrupted does not say so.
+    // The condition is omitted if the pod was not disrupted.
     let updated_conditions = conditions.with_existing(
         disrupted
             .into_iter()
@@ -175,14 +177,14 @@ impl StatusContext<'_> {
     }
 
     fn initialized(&self) -> bool {
-        // Containers that have run at all did so because everything before them was done.
+        // A main container that has run was started after all init containers were done.
         let has_started = |container: &Container| self.seen.latest(&container.name).is_some();
         self.init_containers().all(|container| self.is_done(container))
             || self.pod.spec.iter().any(|spec| spec.containers.iter().any(has_started))
     }
 
-    /// Whether others wait for it, which may be so again in a pod that once was initialized: in another sandbox, or when all
-    /// begin anew.
+    /// Whether main containers wait for this running init container. That may be the case again in
+    /// a pod that was initialized before: in a new sandbox, or when all containers restart.
     fn blocks_start(&self, container: &Container) -> bool {
         let run = self.seen.latest(&container.name).filter(|run| run.state.is_running());
         run.is_some_and(|run| {
@@ -205,7 +207,7 @@ impl StatusContext<'_> {
         ("ContainersNotInitialized", format!("containers with incomplete status: [{}]", names.join(" ")))
     }
 
-    /// What others have yet to say yes to.
+    /// Messages about readiness gates whose condition is not `True`.
     fn failed_readiness_gates(&self, before: &PodStatus) -> Vec<String> {
         let gates = self.pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
         let closed = gates.filter_map(|gate| {
@@ -225,14 +227,14 @@ impl StatusContext<'_> {
     }
 
     fn phase(&self, initialized: bool, main_statuses: &[ContainerStatus]) -> &'static str {
-        // What is over stays over, though nothing may be left to tell it by.
+        // A final phase does not change, even if the runtime has nothing left of the pod.
         match self.pod.status.as_ref().and_then(|status| status.phase.as_deref()) {
             Some("Succeeded") => return "Succeeded",
             Some("Failed") => return "Failed",
             _ => {}
         }
         let ends = self.worker_state.termination_reason.is_some() || init_failed(self.pod, self.seen);
-        // Nothing is over as long as something runs.
+        // The phase is not final while a container runs.
         if ends && self.seen.running().next().is_none() {
             return "Failed";
         }
@@ -253,7 +255,8 @@ impl StatusContext<'_> {
         if main_statuses.iter().any(never_started) { "Pending" } else { "Running" }
     }
 
-    /// Sidecars are stopped once all else is over, and the pod is over once they have stopped.
+    /// Whether a sidecar runs. Sidecars are stopped after the main containers, and the pod
+    /// terminates when they have stopped.
     fn has_running_sidecar(&self) -> bool {
         let is_running = |container: &Container| {
             self.seen.latest(&container.name).is_some_and(|run| run.state.is_running())
@@ -270,7 +273,8 @@ impl StatusContext<'_> {
         status
     }
 
-    /// What was said last of a container that the runtime does not know any more: how it ended stays true.
+    /// The last reported status of a container that the runtime no longer has: how it terminated
+    /// remains true.
     fn last_terminated_status(&self, container: &Container) -> Option<ContainerStatus> {
         let last_status = self.previous_status(&container.name)?;
         last_status.state.as_ref()?.terminated.as_ref()?;
@@ -278,8 +282,9 @@ impl StatusContext<'_> {
         (is_removed && !self.worker_state.failures.contains_key(&container.name)).then(|| last_status.clone())
     }
 
-    /// The status of a container that was stopped for a resize and is about to be started again: as it was before. Its end
-    /// is not the container's, and the API would not let it start again where the restart policy does not.
+    /// The last reported status of a container that was stopped for a resize and is about to
+    /// restart. Its exit is not reported: the API server rejects a transition out of the terminated
+    /// state if the restart policy does not allow a restart.
     fn status_before_restart(&self, container: &Container) -> Option<ContainerStatus> {
         let run = self.seen.latest(&container.name)?;
         let restarts = run.state.is_exited() && self.worker_state.stopped_for_resize.contains(&run.id);
@@ -306,7 +311,7 @@ impl StatusContext<'_> {
             None => container.readiness_probe.is_none() && container.startup_probe.is_none(),
         };
         let last = match (&state.waiting, run) {
-            // The newest run is over and the next has not begun: it is the last one.
+            // The newest run has ended and the next one has not started, so it is the last one.
             (Some(_), Some(run)) => Some(run),
             _ => self.seen.previous(&container.name),
         };
@@ -348,7 +353,7 @@ impl StatusContext<'_> {
         }
     }
 
-    /// What was said last of a container.
+    /// The last reported status of a container.
     fn previous_status(&self, name: &str) -> Option<&ContainerStatus> {
         let status = self.pod.status.as_ref()?;
         let status_lists = [
@@ -395,7 +400,7 @@ impl StatusContext<'_> {
                 if back_off_visible_at(run, self.worker_state).is_some_and(|from| from <= self.now) {
                     return self.crash_loop_state(container, back_off_delay(run, self.worker_state));
                 }
-                // It is about to be started again; until then it is what it was.
+                // It is about to restart. Until then its exit is reported.
                 match self.worker_state.failures.get(&container.name) {
                     Some(failure) => waiting(&failure.reason, &failure.message),
                     None => self.terminated_state(run).unwrap_or_default(),
@@ -406,7 +411,7 @@ impl StatusContext<'_> {
         }
     }
 
-    /// Whether a run was put away, so that the next can begin.
+    /// Whether a run is obsolete and stopped, so that its container can restart.
     fn will_restart(&self, run: &ContainerRun) -> bool {
         let ends = self.pod.is_deleting() || self.worker_state.termination_reason.is_some();
         !ends && self.restart_all.is_ready_to_restart(run)
@@ -450,7 +455,7 @@ impl StatusContext<'_> {
     }
 }
 
-/// How a run ended that others have put an end to.
+/// The last state of a run that ended because all containers restart.
 fn terminated_by_restart() -> ContainerState {
     let end = ContainerStateTerminated {
         exit_code: 137,

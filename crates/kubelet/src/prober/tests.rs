@@ -5,7 +5,7 @@ use super::*;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Answers every connection with the next of these; says what was asked.
+/// Serves these responses, one per connection. Returns the port and the recorded requests.
 async fn serve(answers: &'static [&'static str]) -> (u16, tokio::task::JoinHandle<Vec<String>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("an address").port();
@@ -46,7 +46,7 @@ async fn http_probe_sends_headers_and_checks_status_code() {
     let action = HTTPGetAction { http_headers: Some(vec![header]), ..get(port) };
     assert_eq!(probe(&action).await, Ok(()));
     let request = requests.await.expect("asked").remove(0);
-    assert!(request.starts_with("GET /x HTTP/1.1\r\nX-A: d\r\nHost: 127.0.0.1:"), "{request}");
+    assert!(request.starts_with("GET /x HTTP/1.1\r\nX-A: bc: d\r\nHost: 127.0.0.1:"), "{request}");
 
     let (port, _requests) = serve(&["HTTP/1.1 500 No\r\n\r\n"]).await;
     let answer = probe(&get(port)).await;
@@ -94,7 +94,7 @@ async fn http_hooks_have_no_timeout() {
     assert_eq!(get_request(&get(port), "lifecycle").call().await, Ok(HttpHookResult::Success));
 }
 
-/// A server that knows nothing of TLS says so to hooks that want it, and is asked again without.
+/// A hook for a server without TLS gets an error from it and falls back to HTTP.
 #[tokio::test]
 async fn https_hooks_fallback_to_http_without_authorization_header() {
     async fn serve_plaintext() -> (u16, tokio::task::JoinHandle<String>) {
@@ -184,5 +184,5 @@ async fn grpc_probe_checks_serving_status() {
     );
     assert_eq!(probe_service("").await, Err("service unhealthy (responded with \"UNKNOWN\")".to_owned()));
     let expected = "error: health rpc probe failed: rpc error: code = 5 desc = ";
-    assert_eq!(probe_service("nobody").await, Err(expected.to_owned()));
+    assert_eq!(probe_service("unknown").await, Err(expected.to_owned()));
 }

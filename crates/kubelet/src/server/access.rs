@@ -1,8 +1,9 @@
-//! Who may ask this node for what: the cluster says, as upstream's kubelet lets it.
+//! Authentication and authorization of the kubelet's API, as in upstream's webhook mode.
 //!
-//! A certificate of the cluster's authority or a token says who asks (TokenReview); the API server judges whether
-//! they may (SubjectAccessReview), as if they asked for a subresource of the Node. The API server itself has asked
-//! before and is let in. Nobody is anonymous.
+//! A user is identified by a client certificate of the cluster's CA or by a token (TokenReview).
+//! The API server decides whether the user may access a subresource of the Node
+//! (SubjectAccessReview). The API server's own user is always allowed, because the API server has
+//! authorized the original request. There are no anonymous users.
 
 use http::header::AUTHORIZATION;
 use http::{HeaderMap, Method, StatusCode};
@@ -14,7 +15,7 @@ use serde_json::json;
 use super::{HttpError, KubeletServer};
 use crate::Node;
 
-/// Who shows these certificates, which must be vouched for at this time.
+/// The user of a client certificate chain, which has to be valid at this time.
 pub fn certificate_user(api: &KubeletServer, chain: &[CertificateDer<'_>], now: Timestamp) -> Option<User> {
     if !api.authority.is_trusted(chain, now) {
         return None;
@@ -24,7 +25,7 @@ pub fn certificate_user(api: &KubeletServer, chain: &[CertificateDer<'_>], now: 
     Some(User { name: identity.user, groups: identity.groups, uid, extra: String::new() })
 }
 
-/// Lets a request in, or says why not.
+/// Authorizes a request, or returns the error response.
 pub async fn authorize(
     node: &Node,
     api: &KubeletServer,
@@ -66,7 +67,7 @@ fn bearer_token(headers: &HeaderMap) -> Option<&str> {
 
 async fn authenticate_token(node: &Node, token: &str) -> Option<User> {
     node.reviews.authenticate(&node.ctx.client, token).await.unwrap_or_else(|error| {
-        tracing::warn!(%error, "cannot ask whose token it is");
+        tracing::warn!(%error, "TokenReview failed");
         None
     })
 }
@@ -83,7 +84,7 @@ async fn is_authorized(
     });
     let review = node.reviews.authorize(&node.ctx.client, user, ("resourceAttributes", attributes)).await;
     review.map_err(|error| {
-        tracing::warn!(%error, "cannot ask who may ask");
+        tracing::warn!(%error, "SubjectAccessReview failed");
         let message = format!(
             "Authorization error (user={}, verb={verb}, resource=nodes, subresource={subresource})",
             user.name
@@ -103,7 +104,7 @@ fn verb(method: &Method) -> &'static str {
     }
 }
 
-/// The subresources of a node that a path is one of; being allowed one of them is enough.
+/// The subresources of a node that a path maps to. Access to one of them is sufficient.
 fn subresources(path: &str) -> &'static [&'static str] {
     match path.trim_start_matches('/').split('/').next().unwrap_or_default() {
         "pods" | "runningpods" => &["pods", "proxy"],

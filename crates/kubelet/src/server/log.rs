@@ -1,7 +1,8 @@
-//! `/containerLogs`: a container's log, as far as it goes or for as long as the container runs.
+//! `/containerLogs`: sends the log of a container up to its end, or follows it for as long as the
+//! container runs.
 //!
-//! The file is read in pieces as the client takes them. Following waits for the directory to change and for
-//! news from the runtime, and ends with the container or with the client.
+//! The file is read in chunks as the client consumes them. Following waits for changes of the
+//! directory and of the runtime's containers, and ends with the container or with the client.
 
 mod lines;
 
@@ -29,12 +30,12 @@ use crate::Node;
 use crate::dir_watcher::DirWatcher;
 use lines::{LogParser, tail_offset};
 
-/// How much is read at once.
+/// Bytes per read.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Pieces read ahead of the client.
+/// The number of chunks that are read ahead of the client.
 const READ_AHEAD_CHUNKS: usize = 2;
 
-/// What is wanted of a log.
+/// The query parameters; upstream's `PodLogOptions`.
 #[derive(Debug, Default, PartialEq)]
 pub struct PodLogOptions {
     follow: bool,
@@ -93,7 +94,7 @@ pub async fn handle_logs(
     let container_uri = container_id_for_logs(&pod, container, options.previous)
         .map_err(|message| (StatusCode::BAD_REQUEST, message))?;
     let id = container_uri.split_once("://").map_or(container_uri.as_str(), |(_, id)| id).to_owned();
-    // News from before the look at the container must not be missed.
+    // Subscribes before the status is read, so that no change is missed.
     let runtime_changes = node.runtime_changes.subscribe();
     let Ok(status) = node.runtime.container_status(&id).await else {
         return Ok(text(StatusCode::OK, format!("unable to retrieve container logs for {container_uri}")));
@@ -117,7 +118,7 @@ pub async fn handle_logs(
             false => send(&mut log, &chunks).await,
         };
         if let Err(error) = sent {
-            tracing::debug!(%error, path = %log.path.display(), "a log could not be read to its end");
+            tracing::debug!(%error, path = %log.path.display(), "cannot read the rest of a container log");
         }
     });
     let frames = unfold(receiver, |mut receiver| async {
@@ -138,7 +139,7 @@ fn is_running(status: &cri::ContainerStatus) -> bool {
     matches!(status.state(), cri::ContainerState::Running | cri::ContainerState::Created)
 }
 
-/// Sends what there is. `Ok(false)` when there is no more to be sent, ever.
+/// Sends what the log contains now. Returns `Ok(false)` if nothing more has to be sent.
 async fn send(log: &mut LogReader, chunks: &mpsc::Sender<Bytes>) -> io::Result<bool> {
     loop {
         match log.read()? {
@@ -153,7 +154,7 @@ async fn send(log: &mut LogReader, chunks: &mpsc::Sender<Bytes>) -> io::Result<b
     }
 }
 
-/// Sends what there is and what comes, until the container is over or nobody listens.
+/// Sends the log and all additions, until the container has ended or the client is gone.
 async fn follow(
     node: &Node,
     id: &str,
@@ -175,7 +176,7 @@ async fn follow(
             changed = runtime_changes.changed() => {
                 let status = node.runtime.container_status(id).await;
                 if changed.is_err() || !status.is_ok_and(|status| is_running(&status)) {
-                    // What it said last is in the file before the runtime says that it is over.
+                    // The runtime has written the last output before it reports the exit.
                     return send(log, chunks).await;
                 }
             }
@@ -183,7 +184,7 @@ async fn follow(
     }
 }
 
-/// A log being read.
+/// A log file that is being read.
 struct LogReader {
     path: PathBuf,
     file: File,
@@ -218,7 +219,7 @@ impl LogReader {
         Ok(LogChunk::Data(self.lines.process(&self.buffer[..count]).into()))
     }
 
-    /// Goes on with the new file where the log has been rotated.
+    /// Continues with the new file if the log was rotated. Returns whether it was.
     fn reopen(&mut self) -> io::Result<bool> {
         let Ok(now) = std::fs::metadata(&self.path) else { return Ok(false) };
         let known = self.file.metadata()?;

@@ -1,8 +1,8 @@
-//! Which run of a container its log is asked of, by what the pod's status says. Pure.
+//! Selects the container whose log is sent, based on the pod's status. Pure.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 
-/// The id of the run, as the status has it (`containerd://…`), or why there is none.
+/// The container ID in the form of the status (`containerd://…`), or why there is none.
 pub fn container_id_for_logs(pod: &Pod, container: &str, previous: bool) -> Result<String, String> {
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     let what = format!("container {container:?} in pod {name:?}");

@@ -1,4 +1,5 @@
-//! `/metrics` and its relatives, in Prometheus' words. Everything is counted when it is asked for, but for what claims hold.
+//! `/metrics` and its subpaths in the Prometheus text format. Values are collected on request,
+//! except for the cached volume stats of claims.
 
 use std::fmt::Write as _;
 
@@ -8,10 +9,10 @@ use runtime::cri;
 use crate::Node;
 use crate::stats::{self, ResourceUsage};
 
-/// What is done with each container: its labels, its pod's uid, what it uses.
+/// Called for each container with its labels, the UID of its pod, and its usage.
 type ContainerVisitor<'a> = dyn FnMut(&[(&str, &str)], &str, ResourceUsage) + 'a;
 
-/// A page of metrics.
+/// Metrics in the text format.
 #[derive(Default)]
 struct MetricsText(String);
 
@@ -86,14 +87,14 @@ pub async fn kubelet_metrics(node: &Node) -> String {
     let pages: Vec<u64> = process_memory.split(' ').filter_map(|text| text.parse().ok()).collect();
     page.header("process_resident_memory_bytes", "gauge", "Resident memory size in bytes.");
     page.sample("process_resident_memory_bytes", &[], pages.get(1).unwrap_or(&0) * 4096, None);
-    // Beside an API server, that one tells of the rest of the process.
+    // In a process with an API server, that one exports the metrics of the process.
     if node.object_manager.is_some() {
         node.ctx.metrics.write(&mut page.0);
     }
     page.0
 }
 
-/// What claims hold, as `/stats/summary` tells it.
+/// The volume stats of claims, as in `/stats/summary`.
 async fn write_volume_metrics(node: &Node, page: &mut MetricsText) {
     const METRICS: [(&str, &str, &str); 6] = [
         ("capacity_bytes", "capacityBytes", "Capacity in bytes of the volume"),
@@ -114,7 +115,7 @@ async fn write_volume_metrics(node: &Node, page: &mut MetricsText) {
     }
 }
 
-/// `/metrics/resource`: what autoscaling and `kubectl top` go by.
+/// `/metrics/resource`: the source of autoscaling and `kubectl top`.
 pub async fn resource_metrics(node: &Node) -> String {
     let mut page = MetricsText::default();
     let pods = stats::pod_stats(node).await;
@@ -187,7 +188,7 @@ fn start_seconds(node: &Node, labels: &[(&str, &str)], uid: &str) -> Option<f64>
     Some(state.running.as_ref()?.started_at.as_ref()?.0.as_millisecond() as f64 / 1e3)
 }
 
-/// `/metrics/cadvisor`: what a container uses, by the names most dashboards know.
+/// `/metrics/cadvisor`: container usage under cAdvisor's names, which most dashboards use.
 pub async fn cadvisor_metrics(node: &Node) -> String {
     let mut page = MetricsText::default();
     let pods = stats::pod_stats(node).await.unwrap_or_default();

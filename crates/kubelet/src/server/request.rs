@@ -1,11 +1,11 @@
-//! What a request asks for, read from its path and query.
+//! Routes and parameters of requests, from their path and query.
 
 use http::{Request, StatusCode};
 use reconcile::Key;
 
 use super::HttpError;
 
-/// Where a request goes.
+/// The endpoint of a request.
 #[derive(Debug, PartialEq)]
 pub enum Route {
     Health,
@@ -21,7 +21,7 @@ pub enum Route {
     Unknown,
 }
 
-/// The pages of metrics there are.
+/// The metrics endpoints.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MetricsEndpoint {
     Kubelet,
@@ -37,7 +37,8 @@ impl Route {
         }
         let parts: Vec<&str> = path.split('/').skip(1).collect();
         let named = parts.get(1..).unwrap_or_default();
-        // Names of objects need no escapes; one that has any, or a dot alone, is no name.
+        // Names of objects need no escapes. A segment with an escape or a leading dot is rejected,
+        // so that no path leads out of the log directory.
         if named.iter().any(|name| !is_name(name)) {
             return Route::Unknown;
         }
@@ -73,7 +74,7 @@ fn is_name(text: &str) -> bool {
     plain && !text.starts_with('.') && !text.is_empty()
 }
 
-/// A query's pairs, unescaped.
+/// The parameters of a query, unescaped.
 pub struct QueryFlags(Vec<(String, String)>);
 
 impl QueryFlags {
@@ -95,7 +96,7 @@ impl QueryFlags {
     }
 }
 
-/// Which streams a client wants.
+/// The streams that a client requests.
 #[derive(Debug, PartialEq)]
 pub struct StreamOptions {
     pub stdin: bool,
@@ -111,7 +112,7 @@ impl StreamOptions {
         let streams = StreamOptions {
             stdin: flags.is_set("input"),
             stdout: flags.is_set("output"),
-            // A terminal has one way out.
+            // A terminal has a single output stream.
             stderr: flags.is_set("error") && !tty,
             tty,
         };

@@ -1,20 +1,20 @@
-//! In which order pods end when the machine does, and how long each may take. Pure.
+//! The order in which pods are terminated in a node shutdown, and their grace periods. Pure.
 
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 
-/// Pods with at least this priority keep the node itself going.
+/// The priority of critical pods (`system-cluster-critical`).
 const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
-/// The time that pods from some priority on have to end.
+/// The grace period of pods from a priority on; upstream's `shutdownGracePeriodByPodPriority`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PriorityGracePeriod {
     pub priority: i32,
     pub seconds: i64,
 }
 
-/// The periods of a node that has so much time in all, and so much of it for critical pods.
+/// The periods for a total grace period and the part of it that is for critical pods.
 pub fn periods(all: i64, critical: i64) -> Vec<PriorityGracePeriod> {
     if all <= 0 || critical > all || critical < 0 {
         return Vec::new();
@@ -25,16 +25,16 @@ pub fn periods(all: i64, critical: i64) -> Vec<PriorityGracePeriod> {
     ]
 }
 
-/// Pods that end together.
+/// Pods that are terminated together.
 #[derive(Debug)]
 pub struct ShutdownGroup {
-    /// For the whole group.
+    /// The grace period of the whole group.
     pub seconds: i64,
-    /// Each with the time it has itself.
+    /// Each pod with its own grace period.
     pub pods: Vec<(Arc<Pod>, i64)>,
 }
 
-/// The least important first; groups without pods are left out.
+/// The groups in order, lowest priority first. Groups without pods are omitted.
 pub fn shutdown_groups(periods: &[PriorityGracePeriod], pods: &[Arc<Pod>]) -> Vec<ShutdownGroup> {
     let mut periods = periods.to_vec();
     periods.sort_by_key(|period| period.priority);
@@ -43,7 +43,7 @@ pub fn shutdown_groups(periods: &[PriorityGracePeriod], pods: &[Arc<Pod>]) -> Ve
     for pod in pods {
         let spec = pod.spec.as_ref();
         let priority = spec.and_then(|spec| spec.priority).unwrap_or(0);
-        // The last that begins at or below it, or the first.
+        // The last period that begins at or below the priority, or else the first.
         let at = periods.iter().rposition(|period| period.priority <= priority).unwrap_or(0);
         let Some(group) = groups.get_mut(at) else { continue };
         let own = spec.and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(30);

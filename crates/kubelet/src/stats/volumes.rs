@@ -1,6 +1,6 @@
-//! What volumes hold, and how much there is room for. Drivers tell of theirs; of the others it is seen: what is in the
-//! directory of one that lives as long as its pod, and the file system of one that does not. Of a directory of the host
-//! nothing is told, as upstream has it.
+//! Capacity and usage of volumes. CSI drivers report their own. For other volumes, the kubelet
+//! measures the directory if the volume lives as long as its pod, and the filesystem if it is
+//! persistent. As upstream, there are no stats of hostPath volumes.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::Seek as _;
@@ -19,33 +19,34 @@ use super::format_time;
 use crate::csi::{self, VolumeUsage};
 use crate::{Node, volumes};
 
-/// For the file system of another machine, which may never answer.
+/// A network filesystem may never respond.
 const STAT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How many may wait for the same one.
+/// The maximum number of concurrent measurements of the same path.
 const MAX_WAITERS_PER_PATH: usize = 4;
 
-/// The amounts, by what [`csi::BYTES`] and [`csi::INODES`] are called.
+/// The field names for [`csi::BYTES`] and [`csi::INODES`].
 const SUMMARY_FIELDS: [(i32, [&str; 3]); 2] = [
     (csi::BYTES, ["availableBytes", "capacityBytes", "usedBytes"]),
     (csi::INODES, ["inodesFree", "inodes", "inodesUsed"]),
 ];
 
-/// How long what was told of a pod's claims is told again, as upstream has it.
+/// How long the stats of a pod's claims are cached; upstream's value.
 const STATS_CACHE_TTL: Duration = Duration::from_secs(60);
 
-/// Volumes that are being looked at: looking cannot be given up, only waiting for it.
+/// Measurements in progress. A measurement that hangs cannot be canceled, only the wait for it
+/// ends.
 #[derive(Clone, Default)]
 pub struct VolumeStatsCollector {
     waiting: Arc<Mutex<HashMap<PathBuf, usize>>>,
     cache: Arc<Mutex<VolumeStatsCache>>,
 }
 
-/// What was told last of each pod's claims, by the pod's uid, and when.
+/// The last stats of each pod's claims, and their time, by pod UID.
 #[derive(Default)]
 struct VolumeStatsCache(HashMap<String, (Instant, Vec<Value>)>);
 
 impl VolumeStatsCache {
-    /// What may be told again of a pod.
+    /// The stats of a pod, unless they have expired.
     fn get(&self, uid: &str) -> Option<Vec<Value>> {
         self.0
             .get(uid)
@@ -54,18 +55,18 @@ impl VolumeStatsCache {
     }
 }
 
-/// How a volume is looked at.
+/// How a volume is measured.
 #[derive(Clone, Debug, PartialEq)]
 enum StatTarget {
-    /// What is in this directory counts.
+    /// The files in this directory.
     Directory(PathBuf),
-    /// All of the file system counts.
+    /// The whole filesystem.
     FileSystem(PathBuf),
-    /// A device without a file system.
+    /// A block device without a filesystem.
     Device(PathBuf),
 }
 
-/// All volumes of a pod of which there is anything to tell; or those alone that claims stand for.
+/// The stats of a pod's volumes, or only of those with claims.
 pub async fn pod_volume_stats(node: &Node, pod: &Pod, only_claims: bool, now: Timestamp) -> Vec<Value> {
     let mut by_drivers = csi::volume::stats(&node.csi, &node.settings, pod.uid()).await;
     let dir = node.settings.pod_dir(pod).join("volumes");
@@ -76,7 +77,7 @@ pub async fn pod_volume_stats(node: &Node, pod: &Pod, only_claims: bool, now: Ti
             continue;
         }
         let usage = match (by_drivers.remove(&volume.name), &claim) {
-            (Some(told), _) => Some(told),
+            (Some(reported), _) => Some(reported),
             (None, Some(claim)) => match claim_target(node, pod, claim, &dir).await {
                 Some(target) => node.volume_stats.collect(target).await,
                 None => None,
@@ -95,13 +96,14 @@ pub async fn pod_volume_stats(node: &Node, pod: &Pod, only_claims: bool, now: Ti
         }
         all.push((is_local_and_ephemeral(volume), one));
     }
-    // In upstream's order.
+    // Upstream reports local ephemeral volumes first.
     all.sort_by_key(|(is_first, _)| !is_first);
     all.into_iter().map(|(_, one)| one).collect()
 }
 
-/// What all claims of this node's pods hold, by namespace and name. Whoever collects that asks often, and finding out means to
-/// ask the API server and drivers, so for a while the same is told again.
+/// The stats of all claims of this node's pods by namespace and name. They are requested often, and
+/// collecting them needs requests to the API server and to CSI drivers, so they are cached for a
+/// while.
 pub async fn claim_volume_stats(node: &Node) -> BTreeMap<(String, String), Value> {
     let now = node.ctx.clock.now();
     let pods = node.pods();
@@ -120,7 +122,7 @@ pub async fn claim_volume_stats(node: &Node) -> BTreeMap<(String, String), Value
             Some(volume_stats) => volume_stats,
             None => {
                 let volume_stats = pod_volume_stats(node, pod, true, now).await;
-                // Before that not all may be there yet.
+                // Before that, volumes may be missing.
                 if phase == Some("Running") {
                     node.volume_stats
                         .cache
@@ -151,7 +153,7 @@ fn usage_fields(usage: &[VolumeUsage]) -> Value {
     all
 }
 
-/// Where a volume is that the pod names itself.
+/// How to measure a volume that is defined in the pod's spec.
 fn inline_target(volume: &Volume, dir: &Path) -> Option<StatTarget> {
     let is = |has: bool, kind: &str| has.then(|| dir.join(kind).join(&volume.name));
     let files = is(volume.empty_dir.is_some(), "kubernetes.io~empty-dir")
@@ -164,7 +166,8 @@ fn inline_target(volume: &Volume, dir: &Path) -> Option<StatTarget> {
     files.map(StatTarget::Directory).or(mounted.map(StatTarget::FileSystem))
 }
 
-/// The same for one that a claim stands for. Both are asked for by name, since a node may see no others.
+/// How to measure the volume of a claim. Both objects are fetched by name, because a node may not
+/// read others.
 async fn claim_target(node: &Node, pod: &Pod, claim: &str, dir: &Path) -> Option<StatTarget> {
     let claim = node.ctx.client.get::<PersistentVolumeClaim>(&Key::new(pod.namespace(), claim)).await.ok()?;
     let name = claim.spec?.volume_name?;
@@ -193,12 +196,14 @@ fn is_local_and_ephemeral(volume: &Volume) -> bool {
 }
 
 impl VolumeStatsCollector {
-    /// Looks, and does not wait for ever.
+    /// Measures a volume, with a timeout.
     async fn collect(&self, target: StatTarget) -> Option<Vec<VolumeUsage>> {
         let (StatTarget::Directory(path) | StatTarget::FileSystem(path) | StatTarget::Device(path)) =
             target.clone();
         {
             let mut waiting = self.waiting.lock();
+            // Each measurement of a filesystem that hangs blocks a thread, so their number is
+            // limited.
             let count = waiting.entry(path.clone()).or_default();
             if *count >= MAX_WAITERS_PER_PATH {
                 return None;

@@ -1,4 +1,5 @@
-//! Persistent volumes: a pod's claim leads to a volume, and that to a place on this host.
+//! Persistent volumes: resolves the claim of a pod to a PersistentVolume, and that to a path on
+//! this host.
 
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
@@ -10,19 +11,20 @@ use super::{VolumeContext, VolumeError, host_path, iscsi, nfs};
 use crate::config::Settings;
 use crate::csi;
 
-/// Where a volume that a claim stands for is on this host.
+/// The volume of a claim on this host.
 pub struct BoundVolume {
-    /// The volume's own name, which is what people look for.
+    /// The name of the PersistentVolume, for messages.
     pub name: String,
     pub path: PathBuf,
     pub read_only: bool,
-    /// Whether the pod's group is to be given it.
+    /// Whether the pod's group has to be set on it.
     pub needs_fs_group: bool,
-    /// It is a device without a file system.
+    /// It is a block device without a filesystem.
     pub is_block: bool,
 }
 
-/// The claim that a pod's volume stands for; those made for one pod alone are called after both.
+/// The name of the claim of a pod's volume. The claim of a generic ephemeral volume is named after
+/// the pod and the volume.
 pub fn claim_name(pod: &Pod, volume: &Volume) -> Option<String> {
     match (&volume.persistent_volume_claim, &volume.ephemeral) {
         (Some(claim), _) => Some(claim.claim_name.clone()),
@@ -31,8 +33,8 @@ pub fn claim_name(pod: &Pod, volume: &Volume) -> Option<String> {
     }
 }
 
-/// Finds the volume of a claim and makes sure that it is there. The claim and the volume are asked for by name, since
-/// a node may see no others than those of its own pods.
+/// Resolves a claim and sets up its volume. Both objects are fetched by name, because a node may
+/// only read those of its own pods.
 pub async fn set_up(
     volume_context: &VolumeContext<'_>,
     pod: &Pod,
@@ -100,8 +102,8 @@ pub async fn set_up(
     Ok(BoundVolume { name: volume_name, path, read_only, needs_fs_group: is_shared, is_block })
 }
 
-/// Whether a volume becomes its pod's group's. NFS has its own idea of who owns what, and a place of the host is the
-/// administrator's, unless it was made for a claim.
+/// Whether the pod's group is set on a volume. An NFS server has its own ownership, and a directory
+/// of the host belongs to the administrator, unless it was provisioned for a claim.
 fn supports_fs_group(volume: &PersistentVolume) -> bool {
     let is_provisioned = volume.annotation("pv.kubernetes.io/provisioned-by").is_some();
     volume
@@ -110,7 +112,7 @@ fn supports_fs_group(volume: &PersistentVolume) -> bool {
         .is_some_and(|spec| spec.nfs.is_none() && (spec.host_path.is_none() || is_provisioned))
 }
 
-/// The same for a disk that this node logs in to.
+/// Sets up an iSCSI disk.
 pub async fn set_up_disk(
     volume_context: &VolumeContext<'_>,
     pod: &Pod,
@@ -128,7 +130,7 @@ pub async fn set_up_disk(
     })
 }
 
-/// The name of the volume a claim is bound to.
+/// The name of the PersistentVolume that a claim is bound to.
 fn bound_volume_name(pod: &Pod, volume: &Volume, claim: &PersistentVolumeClaim) -> Result<String, String> {
     if volume.ephemeral.is_some() && claim.controller().is_none_or(|owner| owner.uid != pod.uid()) {
         return Err("PVC was not created for pod".to_owned());
@@ -145,11 +147,10 @@ fn bound_volume_name(pod: &Pod, volume: &Volume, claim: &PersistentVolumeClaim) 
 }
 
 fn volume_path(volume: &PersistentVolume, settings: &Settings) -> Result<PathBuf, String> {
-    let Some(spec) = &volume.spec else { return Err("the volume is empty".to_owned()) };
+    let Some(spec) = &volume.spec else { return Err("the PersistentVolume has no spec".to_owned()) };
     if spec.volume_mode.as_deref() == Some("Block") {
         let local = spec.local.as_ref().map(|local| PathBuf::from(&local.path));
-        let path = local
-            .ok_or("volumeMode Block is only supported for local volumes and those of storage drivers")?;
+        let path = local.ok_or("volumeMode Block is only supported for local volumes and CSI volumes")?;
         return match std::fs::metadata(&path) {
             Ok(known) if known.file_type().is_block_device() => Ok(path),
             Ok(_) => Err(format!("{} is not a block device", path.display())),

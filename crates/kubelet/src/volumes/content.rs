@@ -1,4 +1,4 @@
-//! What volumes of configuration hold: parts of ConfigMaps, Secrets, the pod itself, and tokens.
+//! The content of ConfigMap, Secret, downward API and projected volumes.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -17,7 +17,7 @@ use crate::env::{field_value, resource_value};
 /// Far more than a token needs.
 const MAX_TOKEN_BYTES: u64 = 64 << 10;
 
-/// Whether a volume is of one of these kinds, which nobody but the node may change.
+/// Whether a volume is of one of these types. Only the kubelet may change their content.
 pub fn is_config_volume(volume: &Volume) -> bool {
     volume.config_map.is_some()
         || volume.secret.is_some()
@@ -25,12 +25,13 @@ pub fn is_config_volume(volume: &Volume) -> bool {
         || volume.projected.is_some()
 }
 
-/// Whether a volume of one of these kinds must never be on a disk. All but those that are made of configuration alone.
+/// Whether the content of a volume must not be written to disk: all of these types except
+/// ConfigMaps.
 pub fn is_in_memory(volume: &Volume) -> bool {
     is_config_volume(volume) && volume.config_map.is_none()
 }
 
-/// What a volume of one of these kinds holds, and the name of its kind; `None` for others.
+/// The directory and the content of a volume; `None` for other types.
 pub async fn volume_payload(
     pod: &Pod,
     volume: &Volume,
@@ -66,7 +67,7 @@ fn mode_of(mode: Option<i32>, default: i32) -> u32 {
     u32::try_from(mode.unwrap_or(default)).unwrap_or(0o644)
 }
 
-/// The wanted entries of a map under their paths.
+/// The selected keys of a ConfigMap or Secret by path.
 fn select_items(
     data: &BTreeMap<String, Vec<u8>>,
     items: Option<&[KeyToPath]>,
@@ -191,7 +192,8 @@ async fn projected(
                 }
             };
             let (owner, mode) = (common_user(pod), mode_of(None, mode));
-            // Nobody else has to read it where it is known who does.
+            // As upstream: a token is readable only by its user, if that is known, or else through
+            // the pod's group, which is added later.
             let mode = if owner.is_some() || super::fs_group(pod).is_some() { 0o600 } else { mode };
             payload
                 .insert(token_source.path.clone(), FileProjection { bytes: token.into_bytes(), mode, owner });
@@ -200,7 +202,7 @@ async fn projected(
     Ok(payload)
 }
 
-/// The user that all containers of a pod are told to run as, if it is one.
+/// The user of all containers of a pod, if the spec sets the same one for all of them.
 fn common_user(pod: &Pod) -> Option<u32> {
     let spec = pod.spec.as_ref()?;
     let shared = spec.security_context.as_ref().and_then(|shared| shared.run_as_user);
@@ -212,7 +214,7 @@ fn common_user(pod: &Pod) -> Option<u32> {
     users.all(|user| user == Some(first)).then(|| u32::try_from(first).ok()).flatten()
 }
 
-/// The token that is there, while most of its time is still to come.
+/// The existing token, unless it has to be refreshed.
 fn current_token(dir: &Path, path: &str, seconds: i64) -> Option<String> {
     let file = super::sub_path::open_file(dir, path).ok()?;
     let age = file.metadata().ok()?.modified().ok()?.elapsed().ok()?;
@@ -220,12 +222,13 @@ fn current_token(dir: &Path, path: &str, seconds: i64) -> Option<String> {
     fresh.then(|| std::io::read_to_string(file.take(MAX_TOKEN_BYTES)).ok()).flatten()
 }
 
-/// For how many of its seconds a token is kept: most of them, and no more than a day.
+/// After how many seconds a token is refreshed: 80 % of its lifetime, but after a day at the
+/// latest.
 pub fn refresh_after_seconds(seconds: i64) -> i64 {
     (seconds * 8 / 10).min(24 * 60 * 60)
 }
 
-/// A token for the pod's service account that is good for this pod alone.
+/// Requests a token for the pod's service account that is bound to the pod.
 pub async fn request_token(
     pod: &Pod,
     audience: Option<&str>,

@@ -1,14 +1,16 @@
-//! Disks with a file system: made where there is none, looked over where there is, and mounted, by the host's tools.
+//! Disks with a filesystem: formatted if they are empty, checked if they are not, and mounted, with
+//! the host's tools. Upstream's `SafeFormatAndMount`.
 
 use std::path::Path;
 
 use super::host_commands::{self, CommandError, run};
 
-/// What a disk is said to hold that is divided into others; never made anew.
+/// The format of a disk with a partition table, as upstream names it. Such a disk is never
+/// formatted.
 const PARTITION_TABLE: &str = "unknown data, probably partitions";
 const FSCK_ERRORS_NOT_CORRECTED: i32 = 4;
 
-/// Mounts a disk; one that is empty is given a file system first, unless it may only be read.
+/// Mounts a disk. An empty one is formatted first, unless it is read-only.
 pub async fn mount(
     device: &Path,
     dir: &Path,
@@ -34,7 +36,7 @@ pub async fn mount(
                     device = device_path,
                     wanted = fs_type,
                     current_format,
-                    "a disk has another file system"
+                    "the filesystem of a disk differs from the requested one"
                 );
             }
             if !read_only {
@@ -52,7 +54,7 @@ pub async fn mount(
     .await
 }
 
-/// The file system on a disk, empty where there is none.
+/// The filesystem on a disk; empty if there is none.
 async fn disk_format(device: &str) -> Result<String, String> {
     let args = ["-p", "-s", "TYPE", "-s", "PTTYPE", "-o", "export", device];
     let done = run("blkid", &args).await.map_err(|failure| failure.to_string())?;
@@ -83,7 +85,7 @@ async fn format_disk(device: &str, fs_type: &str) -> Result<(), String> {
     Err(format!("format of disk {device:?} failed: type:({fs_type:?}) {error}"))
 }
 
-/// Has what can be mended mended.
+/// Repairs errors of the filesystem, if possible.
 async fn check_filesystem(device: &str) -> Result<(), String> {
     match run("fsck", &["-a", device]).await {
         Ok(done) if done.code == FSCK_ERRORS_NOT_CORRECTED => {
@@ -96,7 +98,7 @@ async fn check_filesystem(device: &str) -> Result<(), String> {
             Ok(())
         }
         Err(failure @ CommandError::NotFound(_)) => {
-            tracing::warn!(device, %failure, "a disk is not looked over");
+            tracing::warn!(device, %failure, "cannot check the filesystem of a disk");
             Ok(())
         }
         Err(failure) => Err(failure.to_string()),

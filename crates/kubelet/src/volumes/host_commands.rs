@@ -1,34 +1,34 @@
-//! Programs of the host that volumes need, and their words when they fail.
+//! Runs commands of the host that volumes need. Their errors have upstream's texts.
 
 use std::ffi::OsStr;
 use std::path::Path;
 use std::time::Duration;
 
-/// For a server that may not be there.
+/// The server behind a command may not respond.
 const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How a program ended.
+/// The result of a command.
 #[derive(Debug)]
 pub struct CommandOutput {
-    /// -1 when a signal ended it.
+    /// -1 if it was terminated by a signal.
     pub code: i32,
-    /// Everything it said.
+    /// Its combined standard output and standard error.
     pub output: String,
 }
 
-/// Why a program did not end by itself.
+/// Why a command has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     #[error("exec: {0:?}: executable file not found in $PATH")]
     NotFound(String),
     #[error("cannot run {0}: {1}")]
     CannotRun(String, std::io::Error),
-    #[error("{0} has not ended within {COMMAND_TIMEOUT:?}")]
+    #[error("{0} did not finish within {COMMAND_TIMEOUT:?}")]
     Timeout(String),
 }
 
 impl CommandOutput {
-    /// What it said if it was content, else how it ended and why, in upstream's words.
+    /// The output if the command succeeded, or else an error with its output and exit status.
     pub fn success_output(self) -> Result<String, String> {
         match self.code {
             0 => Ok(self.output),
@@ -37,7 +37,7 @@ impl CommandOutput {
     }
 }
 
-/// Runs a program to its end.
+/// Runs a command until it exits.
 pub async fn run(
     program: impl AsRef<OsStr>,
     args: &[impl AsRef<OsStr>],
@@ -59,7 +59,7 @@ pub async fn run(
     }
 }
 
-/// Has `mount` mount something at a directory, which is made where it is not there.
+/// Runs `mount` with a directory as the target, which is created if it is missing.
 pub async fn mount(args: &[String], dir: &Path) -> Result<(), String> {
     std::fs::create_dir_all(dir).map_err(|error| error.to_string())?;
     let args: Vec<String> = args.iter().cloned().chain([dir.display().to_string()]).collect();

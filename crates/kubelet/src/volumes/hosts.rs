@@ -9,12 +9,12 @@ use k8s_openapi::api::core::v1::Pod;
 
 use crate::config::{Settings, fqdn, hostname};
 
-/// The one of the node, and where containers look for theirs.
+/// The hosts file of the node, and the path of the pod's file in containers.
 pub const HOSTS_PATH: &str = "/etc/hosts";
-/// What it is called in the directory of a pod.
+/// The name of the file in the pod's directory.
 pub const HOSTS_FILE: &str = "etc-hosts";
 
-/// Writes the file of a pod that has these addresses.
+/// Writes the hosts file of a pod with these addresses.
 pub fn write(pod: &Pod, settings: &Settings, ips: &[String]) -> io::Result<()> {
     let text = hosts_content(pod, settings, ips, Path::new(HOSTS_PATH))?;
     let path = settings.pod_dir(pod).join(HOSTS_FILE);
@@ -25,7 +25,8 @@ pub fn write(pod: &Pod, settings: &Settings, ips: &[String]) -> io::Result<()> {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644))
 }
 
-/// What is in it: of a pod in the node's network the same as in the node's own file, and the pod's aliases.
+/// The content of the file. With host network, it starts with the content of the node's file
+/// instead of the pod's own entries. The pod's host aliases follow.
 fn hosts_content(pod: &Pod, settings: &Settings, ips: &[String], node_hosts: &Path) -> io::Result<Vec<u8>> {
     let is_on_host = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
     let mut text = match is_on_host {

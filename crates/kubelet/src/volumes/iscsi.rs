@@ -1,7 +1,9 @@
-//! iSCSI: the host's `iscsiadm` logs in to a target, and the disk that turns up is mounted once for all pods of the node.
+//! iSCSI volumes: the host's `iscsiadm` logs in to a target, and the disk that appears is mounted
+//! once for all pods of the node.
 //!
-//! What is here of a disk is written beside where it is mounted, together with the pods that have it, before anything is
-//! done: whoever is last takes it away again, whoever was restarted in between.
+//! A record of each disk and of the pods that use it is written beside its mount point before
+//! anything else is done. So the last pod detaches the disk, even if the kubelet was restarted in
+//! between.
 
 mod attach;
 mod records;
@@ -24,20 +26,20 @@ use attach::IscsiHost;
 const RECORD_FILE: &str = "iscsi.json";
 const USERS_DIR: &str = "users";
 const DEFAULT_PORT: &str = "3260";
-/// Where disks are mounted for all pods.
+/// The directory of global mount points.
 const GLOBAL_MOUNT_DIR: &str = "plugins/kubernetes.io/iscsi";
-/// Where they are for a pod, in its directory.
+/// The directory of iSCSI volumes in a pod's directory.
 const POD_VOLUME_DIR: &str = "volumes/kubernetes.io~iscsi";
 
-/// A disk behind a target, and how to get there. This is what is written down of it.
+/// A disk of a target and how it is reached. This is what is recorded.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
     portals: Vec<String>,
     iqn: String,
     lun: i64,
-    /// The way of this host to it, as `iscsiadm` calls it.
+    /// The interface of `iscsiadm` that is used.
     interface: String,
-    /// The one that this is a copy of, with another name of the initiator.
+    /// The interface that it is copied from, if the volume has its own initiator name.
     interface_copy: Option<InterfaceCopy>,
 }
 
@@ -47,10 +49,10 @@ struct InterfaceCopy {
     initiator: String,
 }
 
-/// What a pod wants of a disk.
+/// A pod's request for a disk.
 pub struct DiskRequest {
     target: Target,
-    /// The name of the volume, or of the one in the pod.
+    /// The name of the PersistentVolume, or of the volume in the pod.
     name: String,
     fs_type: String,
     pub read_only: bool,
@@ -60,11 +62,11 @@ pub struct DiskRequest {
     session_chap: bool,
     /// Namespace and name.
     secret: Option<(String, String)>,
-    /// What statuses of nodes call it, where they tell who may use it.
+    /// The name of the volume in node statuses, if the attach/detach controller has to attach it.
     unique_volume_name: Option<String>,
 }
 
-/// What both sides say to prove who they are; never shown to anybody.
+/// CHAP credentials, which are never logged.
 #[derive(Default)]
 pub struct ChapCredentials {
     discovery: bool,
@@ -72,21 +74,21 @@ pub struct ChapCredentials {
     secrets: BTreeMap<String, String>,
 }
 
-/// A disk that is there.
+/// A disk that is ready to use.
 pub struct ReadyDisk {
     pub path: PathBuf,
-    /// It was not, until now.
+    /// It was not attached before.
     pub is_new: bool,
 }
 
 impl DiskRequest {
-    /// One that the pod names itself.
+    /// For a volume in the pod's spec.
     pub fn inline(pod: &Pod, volume: &Volume) -> Option<DiskRequest> {
         let source = json!(volume.iscsi.as_ref()?);
         Some(DiskRequest::from(&volume.name, pod.namespace(), &source))
     }
 
-    /// One that its claim leads to.
+    /// For a PersistentVolume.
     pub fn persistent(pod: &Pod, volume: &PersistentVolume, read_only: bool) -> Option<DiskRequest> {
         let spec = volume.spec.as_ref()?;
         let disk = spec.iscsi.as_ref()?;
@@ -144,7 +146,7 @@ impl DiskRequest {
     }
 }
 
-/// Makes a disk be there for a pod; may be repeated.
+/// Sets up a disk for a pod. May be repeated.
 pub async fn set_up(
     materials: &VolumeContext<'_>,
     pod: &Pod,
@@ -155,7 +157,8 @@ pub async fn set_up(
         return Ok(ReadyDisk { path, is_new: false });
     }
     if let Some(name) = &request.unique_volume_name {
-        // Before anything is said: whoever goes away meanwhile takes it back.
+        // Recorded before the volume is reported as in use, so that the pod releases it even if it
+        // is removed meanwhile.
         disks.record_user(pod.uid(), request).await?;
         csi::volume::check_attached(materials, name)?;
     }
@@ -172,13 +175,13 @@ pub async fn set_up(
     disks.set_up(pod.uid(), request, &chap).await
 }
 
-/// Takes all disks away from a pod that is over, after the parts of them that its containers had; those nobody has any
-/// more leave the node.
+/// Releases all disks of a terminated pod, whose sub-paths have to be unmounted before. Disks
+/// without users are detached from the node.
 pub async fn detach_pod(drivers: &csi::Drivers, settings: &Settings, pod: &str) -> Result<(), String> {
     DiskManager::new(settings, drivers).detach_pod(pod).await
 }
 
-/// Takes all disks away from pods of which none is left.
+/// Detaches all disks when no pod is left.
 pub async fn detach_all(root: &Path, pods: &Path) -> Result<(), String> {
     let drivers = csi::Drivers::default();
     let disks = DiskManager {
@@ -194,7 +197,7 @@ pub async fn detach_all(root: &Path, pods: &Path) -> Result<(), String> {
     result
 }
 
-/// The disks that this node was given, as statuses of nodes call them.
+/// The attached volumes, by their names in node statuses.
 pub fn in_use(root: &Path) -> Vec<String> {
     let used = recorded_disks(&root.join(GLOBAL_MOUNT_DIR))
         .into_iter()
@@ -202,15 +205,15 @@ pub fn in_use(root: &Path) -> Vec<String> {
     used.flat_map(|dir| names(&dir)).collect()
 }
 
-/// The pods that have disks, or had them when somebody was interrupted.
+/// The pods that use disks, including those whose setup or teardown was interrupted.
 pub fn pods_in_use(drivers: &csi::Drivers, settings: &Settings) -> BTreeSet<String> {
     DiskManager::new(settings, drivers).pods_in_use()
 }
 
-/// The disks of this node.
+/// The iSCSI disks of this node.
 struct DiskManager<'a> {
     host: IscsiHost,
-    /// Where disks are mounted for all pods.
+    /// The directory of global mount points.
     root: PathBuf,
     pods: &'a Path,
     drivers: &'a csi::Drivers,
@@ -222,7 +225,7 @@ impl<'a> DiskManager<'a> {
         DiskManager { host: IscsiHost::default(), root, pods: &settings.pods, drivers }
     }
 
-    /// One login or logout at a time for each target.
+    /// Allows one login or logout at a time for each target.
     async fn lock_target(&self, target: &Target) -> impl Drop + use<> {
         self.drivers.volume_locks.lock(&format!("kubernetes.io/iscsi/{}", target.iqn)).await
     }
@@ -237,7 +240,7 @@ impl<'a> DiskManager<'a> {
         self.pods.join(pod).join(POD_VOLUME_DIR).join(&request.name)
     }
 
-    /// Where a disk is that the pod has already.
+    /// The path of a disk that the pod has already.
     fn existing(&self, pod: &str, request: &DiskRequest) -> Option<PathBuf> {
         if request.is_block {
             let dir = self.disk_dir(request);
@@ -247,7 +250,8 @@ impl<'a> DiskManager<'a> {
         Some(self.pod_mount_dir(pod, request)).filter(|mount_dir| is_mounted(mount_dir))
     }
 
-    /// The same, which is said again: whoever mounted it may not have known that it has to be.
+    /// The same. The disk is reported as in use again, because the version that mounted it may not
+    /// have done so.
     async fn reuse(&self, pod: &str, request: &DiskRequest) -> Result<Option<PathBuf>, SetUpError> {
         let Some(path) = self.existing(pod, request) else { return Ok(None) };
         if let Some(name) = &request.unique_volume_name {
@@ -257,7 +261,7 @@ impl<'a> DiskManager<'a> {
         Ok(Some(path))
     }
 
-    /// Writes down that a pod is to have a disk.
+    /// Records that a pod uses a disk.
     async fn record_user(&self, pod: &str, request: &DiskRequest) -> Result<(), SetUpError> {
         request.target.validate().map_err(|why| request.failed("begin", why))?;
         let _guard = self.lock_target(&request.target).await;
@@ -305,7 +309,7 @@ impl<'a> DiskManager<'a> {
             if is_mounted(&mount_dir) {
                 let _ = rustix::mount::unmount(&mount_dir, rustix::mount::UnmountFlags::DETACH);
             }
-            // Whatever else is in there is somebody's data.
+            // Anything else in there is user data, so only an empty directory is removed.
             let _ = std::fs::remove_dir(mount_dir);
         }
         for dir in self.recorded_disks().into_iter().filter(|dir| dir.join(USERS_DIR).join(pod).exists()) {
@@ -328,7 +332,8 @@ impl<'a> DiskManager<'a> {
                 attach::detach(&self.host, &target, device.as_deref(), &others)
                     .await
                     .map_err(|why| error_at(&why))?;
-                // Nothing of a disk is in here any more, or this fails and is tried again, for which it has to be known.
+                // This fails if the mount directory is not empty. It is retried then, which needs
+                // the record.
                 match std::fs::remove_dir(&shared) {
                     Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                         return Err(error_at(&error));
@@ -341,7 +346,7 @@ impl<'a> DiskManager<'a> {
                     .filter(|other| **other != dir)
                     .flat_map(|dir| names(dir))
                     .collect();
-                // Whoever was here before may have known it by another name.
+                // An earlier version may have reported it by another name.
                 for name in names(&dir).iter().chain(&target.names()) {
                     if !other_names.contains(name) {
                         self.drivers.set_in_use(name, false);
@@ -365,7 +370,7 @@ impl<'a> DiskManager<'a> {
         users.filter_map(|user| Some(user.file_name()?.to_str()?.to_owned())).collect()
     }
 
-    /// Where each disk is written down.
+    /// The directories of all recorded disks.
     fn recorded_disks(&self) -> Vec<PathBuf> {
         recorded_disks(&self.root)
     }
@@ -381,8 +386,8 @@ fn read_record(dir: &Path) -> Option<Value> {
     serde_json::from_slice(&std::fs::read(dir.join(RECORD_FILE)).ok()?).ok()
 }
 
-/// What statuses of nodes call a disk that this node was given. Those that a skiff mounted which did not write that down may
-/// be called either way.
+/// The names of an attached disk in node statuses. Earlier versions did not record the name, so it
+/// may be any of the possible ones.
 fn names(dir: &Path) -> Vec<String> {
     match read_record(dir).as_ref().map(|known| known.get("givenAs")) {
         Some(Some(name)) => name.as_str().map(str::to_owned).into_iter().collect(),
@@ -396,7 +401,7 @@ fn unique_name(portal: &str, iqn: &str, lun: i64) -> String {
 }
 
 impl Target {
-    /// What statuses of nodes may call it: its volume need not say the port.
+    /// The possible names in node statuses: the port may be omitted in the volume.
     fn names(&self) -> Vec<String> {
         let portal = self.portals.first().map_or("", String::as_str);
         let short = portal.strip_suffix(DEFAULT_PORT).and_then(|portal| portal.strip_suffix(':'));
@@ -407,12 +412,12 @@ impl Target {
             .collect()
     }
 
-    /// Names become those of directories and files.
+    /// Rejects names that are not safe as names of directories and files.
     fn validate(&self) -> Result<(), String> {
         let names = self.portals.iter().chain([&self.iqn, &self.interface]);
         let names = names.chain(self.interface_copy.iter().map(|interface_copy| &interface_copy.from));
         match names.into_iter().find(|name| name.contains('/') || name.contains("..")) {
-            Some(name) => Err(format!("{name:?} is no name of a target, portal or interface")),
+            Some(name) => Err(format!("{name:?} is not a valid name of a target, portal or interface")),
             None => Ok(()),
         }
     }
@@ -433,7 +438,7 @@ impl Target {
     }
 }
 
-/// Writes down that a pod is to have a disk.
+/// Writes the record of a disk and of its user.
 fn record_user(dir: &Path, request: &DiskRequest, pod: &str) -> std::io::Result<()> {
     let Target { portals, iqn, lun, interface, interface_copy: copied } = &request.target;
     let before = read_record(dir);
@@ -442,7 +447,7 @@ fn record_user(dir: &Path, request: &DiskRequest, pod: &str) -> std::io::Result<
         "initIface": copied.as_ref().map(|interface_copy| &interface_copy.from),
         "initiatorName": copied.as_ref().map(|interface_copy| &interface_copy.initiator),
     });
-    // A pod that names the disk itself takes it from nobody who was given it.
+    // A pod that defines the disk itself does not change the name under which it was attached.
     match (&request.unique_volume_name, &before) {
         (None, Some(before)) => {
             if let Some(name) = before.get("givenAs") {

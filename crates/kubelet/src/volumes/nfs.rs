@@ -1,4 +1,4 @@
-//! NFS, mounted by the host's own tools.
+//! NFS volumes, mounted by the host's tools.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use super::host_commands::{self, is_mounted};
 
 const MOUNT_NFS_PATHS: [&str; 3] = ["/sbin/mount.nfs", "/usr/sbin/mount.nfs", "/usr/bin/mount.nfs"];
 
-/// Mounts an export at `dir`, unless it is there already.
+/// Mounts an export at `dir`, unless it is mounted already.
 pub async fn mount(source: &NFSVolumeSource, options: &[String], dir: &Path) -> Result<(), String> {
     if is_mounted(dir) {
         return Ok(());
@@ -24,7 +24,7 @@ pub async fn mount(source: &NFSVolumeSource, options: &[String], dir: &Path) -> 
     })
 }
 
-/// What a kernel lacks that knows these filesystems, after its module should have been loaded by `mount`.
+/// A hint if the kernel does not support NFS. `mount` has tried to load the module before that.
 fn kernel_hint(filesystems: &str) -> &'static str {
     let is_known = filesystems.split_whitespace().any(|name| name == "nfs" || name == "nfs4");
     if is_known { "" } else { " (this node's kernel has no NFS: load its module by `modprobe nfs`)" }

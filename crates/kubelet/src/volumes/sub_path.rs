@@ -1,5 +1,6 @@
-//! A part of a volume, which must not lead out of it: whoever writes to the volume may put links there. The kernel
-//! resolves the path below the volume and follows no link out of it, also while what is not there yet is made.
+//! Sub-paths of volumes. A sub-path must not lead out of its volume, although containers can create
+//! symlinks there. The kernel resolves the path beneath the volume (`openat2`) and follows no
+//! symlink out of it, also while missing directories are created.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -9,13 +10,14 @@ use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 
-/// Where parts are shown, in the directory of a pod.
+/// The directory of mounted sub-paths in a pod's directory.
 const SUB_PATHS_DIR: &str = "volume-subpaths";
 
-/// Shows `part` of the volume at `place` at another place, `at`; directories that are not there are made.
+/// Mounts the sub-path `part` of a volume at `at`. Missing directories of the sub-path are created.
 ///
-/// A path would not do: whoever writes to the volume could exchange what is there before the runtime mounts it. What was
-/// shown there before goes; a container that runs has its own copy.
+/// It is mounted from an open descriptor and not from its path, because a container could exchange
+/// what is at the path before the runtime mounts it. An earlier mount at `at` is replaced; running
+/// containers have their own copy of it.
 pub fn bind(volume: &Path, part: &str, at: &Path) -> Result<PathBuf, String> {
     let subpath_error =
         |reason: String| format!("failed to prepare subPath for volumeMount {part:?}: {reason}");
@@ -24,18 +26,18 @@ pub fn bind(volume: &Path, part: &str, at: &Path) -> Result<PathBuf, String> {
     Ok(at.to_owned())
 }
 
-/// Takes away all that is shown to a pod in its directory, none of whose containers runs.
+/// Unmounts all sub-paths of a pod without running containers.
 pub fn unmount_all(pod: &Path) -> std::io::Result<()> {
     let below = |dirs: Vec<PathBuf>| -> Vec<PathBuf> {
         let entries = dirs.into_iter().flat_map(|dir| std::fs::read_dir(dir).into_iter().flatten().flatten());
         entries.map(|entry| entry.path()).collect()
     };
-    // By volume, container and mount.
+    // By volume, container and index of the mount.
     for at in below(below(below(vec![pod.join(SUB_PATHS_DIR)]))) {
         loop {
             match rustix::mount::unmount(&at, UnmountFlags::NOFOLLOW) {
                 Ok(()) => {}
-                // It is no mount (any more).
+                // Not a mount point (any more).
                 Err(Errno::INVAL | Errno::NOENT) => break,
                 Err(error) => return Err(error.into()),
             }
@@ -62,8 +64,10 @@ fn bind_mount(found: &OwnedFd, at: &Path) -> std::io::Result<()> {
     Ok(rustix::mount::mount_bind(format!("/proc/self/fd/{}", found.as_raw_fd()), at)?)
 }
 
+/// Opens a sub-path one component at a time. Missing directories are created with the mode of the
+/// volume's root.
 fn open_beneath(volume: &Path, part: &str) -> Result<OwnedFd, String> {
-    const OUTSIDE_ERROR: &str = "it leads out of the volume";
+    const OUTSIDE_ERROR: &str = "the path leads out of the volume";
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     let root = rustix::fs::open(volume, flags, Mode::empty()).map_err(|error| error.to_string())?;
     let mode = rustix::fs::fstat(&root).map_err(|error| error.to_string())?.st_mode;
@@ -93,38 +97,40 @@ fn open_beneath(volume: &Path, part: &str) -> Result<OwnedFd, String> {
     Ok(last.unwrap_or(root))
 }
 
-/// Makes a directory that whoever may use the volume may use as well, unless somebody else has made it by now.
+/// Creates a directory with the mode of the volume. Another process may have created it meanwhile.
 fn create_dir(parent: BorrowedFd<'_>, name: &OsStr, mode: Mode) -> rustix::io::Result<()> {
     match rustix::fs::mkdirat(parent, name, mode) {
         Err(Errno::EXIST) => return Ok(()),
         made => made?,
     }
-    // The process's umask has taken something of the mode. What is there now may be another directory of the volume, but
-    // no link to elsewhere.
+    // The umask has removed bits from the mode. The path may be another directory of the volume by
+    // now, but `O_NOFOLLOW` rejects a symlink.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     rustix::fs::fchmod(rustix::fs::openat(parent, name, flags, Mode::empty())?, mode)
 }
 
-/// A file of the volume at `place`, to be read. Links lead where they would if the volume were all there is.
+/// Opens a file of a volume for reading. Symlinks are resolved as if the volume were the root
+/// directory.
 pub fn open_file(volume: &Path, part: &str) -> std::io::Result<std::fs::File> {
     let root = rustix::fs::open(volume, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    // A pipe must not keep us waiting.
+    // The open of a pipe must not block.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let file = std::fs::File::from(open_resolved(&root, Path::new(part), flags, ResolveFlags::IN_ROOT)?);
     match file.metadata()?.is_file() {
         true => Ok(file),
-        false => Err(std::io::Error::other("it is not a file")),
+        false => Err(std::io::Error::other("not a regular file")),
     }
 }
 
-/// What is at a path below a directory.
+/// Opens a path below a directory.
 fn open_resolved(
     root: &OwnedFd,
     relative: &Path,
     flags: OFlags,
     resolve: ResolveFlags,
 ) -> rustix::io::Result<OwnedFd> {
-    /// The kernel gives up on `..` while anything is mounted or renamed anywhere, which passes.
+    /// The kernel fails with `EAGAIN` if a path contains `..` and anything is mounted or renamed at
+    /// the same time.
     const MAX_OPEN_ATTEMPTS: usize = 1000;
     let open = || rustix::fs::openat2(root, relative, flags, Mode::empty(), resolve);
     let mut attempts = (0..MAX_OPEN_ATTEMPTS).map(|_| open());
@@ -155,7 +161,7 @@ mod tests {
         for part in ["out", "out/passwd", "out/new", "up", "../x", "a/../../x"] {
             assert_eq!(
                 open_beneath(&volume, part).map(drop),
-                Err("it leads out of the volume".to_owned()),
+                Err("the path leads out of the volume".to_owned()),
                 "{part}"
             );
         }
@@ -201,7 +207,7 @@ mod tests {
         }
     }
 
-    /// Somebody exchanges the part for a link to elsewhere, again and again, while it is being mounted.
+    /// Another thread exchanges the sub-path with a symlink all the time while it is mounted.
     #[test]
     fn concurrent_exchange_does_not_escape_the_volume() {
         use std::sync::atomic::{AtomicBool, Ordering};
@@ -227,13 +233,13 @@ mod tests {
                 }
             });
             let start = std::time::Instant::now();
-            // The other one may not come to its turn for a while.
+            // The other thread may not be scheduled for a while.
             let is_incomplete = |bound, rejected| bound == 0 || rejected == 0;
             while bound + rejected < 2000 || is_incomplete(bound, rejected) && start.elapsed().as_secs() < 60
             {
                 match bind(&volume, "part/inner", &at) {
                     Ok(_) => {
-                        assert!(at.join("mine").exists(), "it shows what is elsewhere");
+                        assert!(at.join("mine").exists(), "the mount shows a directory outside the volume");
                         bound += 1;
                     }
                     Err(_) => rejected += 1,
@@ -242,7 +248,7 @@ mod tests {
             over.store(true, Ordering::Relaxed);
         });
         assert!(bound > 0 && rejected > 0, "{bound} {rejected}");
-        // Whoever looks at the mounts of this host meanwhile holds them for a moment.
+        // Processes that read the mounts of this host hold them for a moment.
         let start = std::time::Instant::now();
         while let Err(error) = unmount_all(&root.join("pod")) {
             assert!(
@@ -251,13 +257,13 @@ mod tests {
             );
             std::thread::yield_now();
         }
-        assert!(at.is_dir() && !at.join("mine").exists(), "it is still shown");
+        assert!(at.is_dir() && !at.join("mine").exists(), "the sub-path is still mounted");
         unmount_all(&root.join("pod")).expect("nothing to do");
         unmount_all(&root.join("none")).expect("nothing to do");
     }
 
-    /// A link with `..` in it is followed although files are renamed elsewhere meanwhile, of which the kernel cannot
-    /// tell whether it matters.
+    /// A symlink with `..` is resolved although unrelated files are renamed at the same time, which
+    /// the kernel cannot distinguish from relevant renames.
     #[test]
     fn concurrent_rename_does_not_fail_the_open() {
         use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,9 +1,10 @@
-//! Secrets, tokens and what pods tell of themselves are kept in memory, never on a disk that somebody may carry away.
+//! Keeps Secrets, tokens and downward API files in memory (tmpfs), and never on a disk.
 //!
-//! All volumes of a kind that a pod has are in one file system, not each in its own: what is made beside a volume to be
-//! moved into it (`payload`) has to be in the same one, and nobody has more mounts than needed. No size is set, since
-//! nobody but the node writes there. A runtime that sees other mounts than the node (`Runtime::sees_mounts`) cannot give
-//! them to containers; there they stay on disk.
+//! All volumes of a type that a pod has share one tmpfs: new content is created beside a volume and
+//! moved into it by the atomic writer, which requires the same filesystem, and there are fewer
+//! mounts. It has no size limit, because only the kubelet writes to it. A runtime that does not
+//! share the mounts of the kubelet (`Runtime::shares_mount_namespace`) cannot pass them to
+//! containers, and the files stay on disk.
 
 use std::fs;
 use std::io;
@@ -14,11 +15,12 @@ use rustix::mount::{MountFlags, UnmountFlags, mount};
 
 use super::host_commands::is_mounted;
 
-/// Since when the kernel can show the owners of files in memory as others see them.
+/// The first kernel version that supports ID-mapped tmpfs mounts.
 const MIN_KERNEL_FOR_MAPPED_OWNERS: (u32, u32) = (6, 3);
 
-/// Makes the directory of a kind of volumes one in memory, unless it holds something already: a pod that began under an
-/// older skiff has it on disk, and goes on so. `is_mapped` says that the pod has users of its own.
+/// Mounts a tmpfs at the directory of a volume type, unless it has content: a pod that was started
+/// by an earlier version keeps its volumes on disk. `has_user_namespace` requires a kernel with
+/// ID-mapped tmpfs.
 pub fn mount_tmpfs(dir: &Path, has_user_namespace: bool) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     if is_mounted(dir)
@@ -28,18 +30,19 @@ pub fn mount_tmpfs(dir: &Path, has_user_namespace: bool) -> io::Result<()> {
         return Ok(());
     }
     let mount = |options: &std::ffi::CStr| mount("tmpfs", dir, "tmpfs", MountFlags::empty(), options);
-    // What is swapped out is on a disk, too, but older kernels cannot keep it from that.
+    // Swapped pages would be on disk, too, but older kernels do not know `noswap`.
     let done = match mount(c"mode=0755,noswap") {
         Err(Errno::INVAL) => mount(c"mode=0755"),
         done => done,
     };
     if let Err(error) = done {
-        tracing::warn!(%error, dir = %dir.display(), "what is secret is kept on disk");
+        tracing::warn!(%error, dir = %dir.display(), "cannot mount a tmpfs, secrets are kept on disk");
     }
     Ok(())
 }
 
-/// Gives back the memory of a pod that is over. Nothing but that is mounted in the place of a kind of volumes.
+/// Releases the memory of a terminated pod. Only these tmpfs are mounted at directories of volume
+/// types.
 pub fn release(pod: &Path) {
     let kinds = fs::read_dir(pod.join("volumes")).into_iter().flatten().flatten().map(|kind| kind.path());
     for kind in kinds.filter(|kind| is_mounted(kind)) {
@@ -89,15 +92,15 @@ mod tests {
         assert!(!is_in_memory(&old) && old.join("volume").is_dir());
         mount_tmpfs(&fresh, false).expect("made");
         if !is_in_memory(&fresh) {
-            eprintln!("skipped: whoever runs this may not mount anything");
+            eprintln!("skipped: needs the permission to mount");
             return;
         }
         fs::write(fresh.join("a"), "1").expect("written");
         mount_tmpfs(&fresh, false).expect("there already");
         let content = fs::read_to_string(fresh.join("a")).ok();
         release(dir.path());
-        assert_eq!(content.as_deref(), Some("1"), "it was mounted once");
-        // As after a restart of the machine.
+        assert_eq!(content.as_deref(), Some("1"), "a mounted tmpfs is not mounted again");
+        // As after a reboot.
         assert!(fs::read_dir(&fresh).expect("there").next().is_none());
     }
 }

@@ -1,9 +1,10 @@
-//! Kinds of volumes that the API names and no node of this cluster has: what their pods are told, and what to use instead.
+//! Volume types that are part of the API but not supported by this kubelet: the error, and what to
+//! use instead.
 
 use k8s_openapi::serde::Serialize;
 
 const USE_CSI_DRIVER: &str = "use a CSI driver for it";
-/// Each kind by the name of its field, and the way out.
+/// Each type by the name of its field, with an alternative.
 const UNSUPPORTED_KINDS: [(&str, &str); 18] = [
     ("awsElasticBlockStore", "use the CSI driver ebs.csi.aws.com"),
     ("azureDisk", "use the CSI driver disk.csi.azure.com"),
@@ -12,20 +13,20 @@ const UNSUPPORTED_KINDS: [(&str, &str); 18] = [
     ("cinder", "use the CSI driver cinder.csi.openstack.org"),
     ("fc", "mount the device on the node and use a local volume, or use a CSI driver"),
     ("flexVolume", USE_CSI_DRIVER),
-    ("flocker", "Flocker is no more: use another kind"),
+    ("flocker", "Flocker is discontinued: use another volume type"),
     ("gcePersistentDisk", "use the CSI driver pd.csi.storage.gke.io"),
     ("gitRepo", "clone it by an init container into an emptyDir volume"),
     ("glusterfs", "mount it on the node and use a hostPath volume, or use a CSI driver"),
-    ("photonPersistentDisk", "Photon is no more: use another kind"),
+    ("photonPersistentDisk", "Photon is discontinued: use another volume type"),
     ("portworxVolume", "use the CSI driver pxd.portworx.com"),
     ("quobyte", USE_CSI_DRIVER),
     ("rbd", "use the CSI driver rbd.csi.ceph.com"),
     ("scaleIO", USE_CSI_DRIVER),
-    ("storageos", "StorageOS is no more: use another kind"),
+    ("storageos", "StorageOS is discontinued: use another volume type"),
     ("vsphereVolume", "use the CSI driver csi.vsphere.vmware.com"),
 ];
 
-/// Why a volume, or what a persistent volume is made of, cannot be had.
+/// Why a volume or a PersistentVolume is not supported.
 pub fn unsupported_message(source: &impl Serialize) -> String {
     let value = serde_json::to_value(source).unwrap_or_default();
     match UNSUPPORTED_KINDS.iter().find(|(kind, _)| value.get(kind).is_some_and(|found| !found.is_null())) {

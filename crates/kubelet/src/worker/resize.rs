@@ -1,4 +1,4 @@
-//! Gives a pod that runs what was agreed to.
+//! Applies the allocated resources to a running pod.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,12 +13,12 @@ use crate::pod::resize::status::resize_event_message;
 use crate::pod::resize::{Resize, ResizeStep};
 use crate::{Node, cgroups, config};
 
-/// Does what is needed; what fails is told of, and tried again later. `pod` asks for what was agreed to.
+/// Applies a resize. A failure is reported and retried later. `pod` has the allocated resources.
 pub async fn apply_resize(node: &Node, pod: &Pod, seen: &ObservedPod, resize: &Resize) {
     let Err(message) = try_resize(node, pod, seen, resize).await else {
         return node.with_pod_state(pod, |worker_state| worker_state.resize_status.failure = None);
     };
-    tracing::warn!(error = message, pod = %pod.key(), "cannot resize a pod");
+    tracing::warn!(error = message, pod = %pod.key(), "pod resize failed, will retry");
     let now = node.ctx.clock.now();
     let reported_generation = node.with_pod_state(pod, |worker_state| {
         worker_state.resize_status.record_error(&message, pod.metadata.generation, now)
@@ -40,7 +40,7 @@ async fn try_resize(node: &Node, pod: &Pod, seen: &ObservedPod, resize: &Resize)
             return Err(problem);
         }
     }
-    // Of runs that are gone nothing has to be known.
+    // Forget containers that no longer exist.
     node.update_record(pod, |record| {
         record.given.retain(|id, _| seen.containers.iter().any(|run| run.id == *id));
     });
@@ -72,12 +72,12 @@ async fn try_resize(node: &Node, pod: &Pod, seen: &ObservedPod, resize: &Resize)
             }
         }
     }
-    // What the whole may not lose it keeps, and is not asked for again.
+    // A limit that cannot be removed stays, and does not count as different any more.
     node.update_record(pod, |record| record.whole = resize.to);
     Ok(())
 }
 
-/// The memory that runs use, by their ids.
+/// The memory usage of containers by ID.
 async fn usage(node: &Node) -> runtime::Result<HashMap<String, u64>> {
     let stats = node.runtime.stats().await?.into_iter();
     let used = stats.filter_map(|stats| {

@@ -1,4 +1,4 @@
-//! Ending containers: those of a pod all at once, within the time that they have together.
+//! Stops containers: those of a pod concurrently, within their common grace period.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use crate::pod::container as find;
 use crate::pod::plan::{Stop, StopReason};
 use crate::worker_state::PodWorkerState;
 
-/// What every container has to say goodbye, however much time others have taken.
+/// The time that each container has to stop, however long hooks and other containers have taken.
 const MIN_GRACE_PERIOD: Duration = Duration::from_secs(2);
-/// How long one that could not be stopped is left alone.
+/// Delay after a failed stop.
 const STOP_RETRY: Duration = Duration::from_secs(1);
 
-/// Stops all of them; what could not be stopped is found again at the next look.
+/// Stops all containers. Those that could not be stopped are in the next plan again.
 pub async fn stop_all(node: &Arc<Node>, pod: &Pod, stops: impl Iterator<Item = &Stop>) {
     let stop_order = StopOrder::default();
     let each = stops.map(|stop| async {
@@ -53,7 +53,7 @@ async fn stop_one(node: &Arc<Node>, pod: &Pod, stop: &Stop, stop_order: &StopOrd
     if let Some((own, hook)) = own.as_ref().zip(hook.filter(|_| !grace.is_zero())) {
         let run = crate::hooks::run(node, pod, own, id, &hook);
         if let Ok(Err(error)) = tokio::time::timeout(grace, run).await {
-            tracing::warn!(error, pod = %pod.key(), container, "a hook has failed");
+            tracing::warn!(error, pod = %pod.key(), container, "pre-stop hook failed");
             let event_message = "PreStopHook failed".to_owned();
             crate::start_container::record_container_event(
                 node,
@@ -79,13 +79,13 @@ async fn stop_one(node: &Arc<Node>, pod: &Pod, stop: &Stop, stop_order: &StopOrd
     stopped.is_ok()
 }
 
-/// The time a container has from when it is told to go.
+/// The grace period of a container.
 fn grace_period(
     pod: &Pod,
     own: Option<&Container>,
     worker_state: &PodWorkerState,
     started: bool,
-    why: StopReason,
+    stop_reason: StopReason,
 ) -> Duration {
     let probe = own.and_then(|own| match started {
         true => own.liveness_probe.as_ref(),
@@ -93,8 +93,9 @@ fn grace_period(
     });
     let evicted =
         worker_state.termination_reason.as_ref().is_some_and(|(reason, _)| reason == crate::EVICTED_REASON);
-    let grace = match why {
-        // Whoever has said it, the shorter one holds. What the node is short of is needed at once.
+    let grace = match stop_reason {
+        // The shorter of both applies. An evicted pod has a second, because the node needs its
+        // resources.
         StopReason::PodTerminating => {
             let of_node = worker_state.grace_period_override.or(evicted.then_some(1));
             let of_deletion = pod.metadata.deletion_grace_period_seconds;
@@ -121,21 +122,22 @@ fn kill_message(container: &str, started: bool, reason: StopReason) -> String {
     }
 }
 
-/// The time a container has to go.
+/// The deadline of a stop.
 struct StopDeadline {
     started_at: Instant,
     grace: Duration,
 }
 
 impl StopDeadline {
-    /// What its hook and those before it have left of it. Runtimes know only whole seconds, and one that has begun is not
-    /// taken from it.
+    /// What the hook and other containers have left of the grace period. Runtimes only support
+    /// whole seconds, so the current one is not subtracted.
     fn remaining(&self) -> Duration {
         self.grace.saturating_sub(Duration::from_secs(self.started_at.elapsed().as_secs()))
     }
 }
 
-/// Who has gone of those that are stopped beside each other, by the ids of the runs; `false` of who could not be stopped.
+/// Which of the concurrently stopped containers have stopped, by container ID; `false` if the stop
+/// failed.
 #[derive(Default)]
 struct StopOrder(watch::Sender<BTreeMap<String, bool>>);
 
@@ -146,8 +148,8 @@ impl StopOrder {
         });
     }
 
-    /// Waits for all of them as long as there is time. `false` where one of them is still there and has to be stopped
-    /// again first.
+    /// Waits for other containers to stop, at most for `time`. Returns `false` if one of them
+    /// failed, which has to be stopped first in another attempt.
     async fn wait_for(&self, after: &[String], time: Duration) -> bool {
         let is_known = |stop_order: &BTreeMap<String, bool>| {
             let mut results = after.iter().map(|id| stop_order.get(id));
@@ -166,8 +168,9 @@ mod tests {
 
     use super::*;
 
-    /// Containers that are stopped beside each other: name, whom it waits for, how long it takes (`None`: it fails at
-    /// once), and when it is told to end, with what is left of the ten seconds.
+    /// Containers that are stopped concurrently: name, which ones it waits for, how many seconds
+    /// its stop takes (`None`: it fails at once), and when it is stopped and what is left of the
+    /// ten seconds then.
     type StopCase = (&'static str, &'static [&'static str], Option<u64>, Option<(u64, u64)>);
 
     #[tokio::test(start_paused = true)]
@@ -201,9 +204,9 @@ mod tests {
             ("b", &[], Some(3), at_once),
         ])
         .await;
-        // Whoever takes all the time leaves the least to those who wait.
+        // A container that takes all the time leaves the minimum to those that wait for it.
         check(&[("d", &["a"], Some(1), Some((10, 2))), ("a", &[], Some(11), at_once)]).await;
-        // One that could not be stopped is tried again before its companion goes.
+        // A container that could not be stopped is retried before its sidecar.
         check(&[("d", &["a", "b"], Some(1), None), ("a", &[], None, at_once), ("b", &[], Some(3), at_once)])
             .await;
     }

@@ -1,10 +1,10 @@
-//! A whole pod with a driver's volume: containerd, a node at work, and the driver at its socket.
+//! End-to-end test of a pod with a CSI volume: containerd, a kubelet and a fake driver.
 //!
-//! Needs root and containerd; says so and passes where these are missing.
+//! Needs root and containerd. Skips without them.
 
 use super::*;
 
-/// What a failed test has not deleted.
+/// Cleans up what a failed test leaves behind.
 struct CleanupGuard(PathBuf, PathBuf);
 
 impl Drop for CleanupGuard {
@@ -17,7 +17,7 @@ fn config(cluster: &TestCluster) -> crate::Config {
     for dir in [&cluster.settings.pods, &cluster.settings.logs.own] {
         std::fs::create_dir_all(dir).expect("a directory");
     }
-    // However full the disk of whoever tests this is.
+    // Thresholds are off, so that a full disk of the test machine does not matter.
     let kubelet_config = crate::KubeletConfig {
         hard_eviction: crate::EvictionThresholds::NONE,
         image_gc: crate::ImagePolicy { high_threshold_percent: 100, ..crate::ImagePolicy::default() },
@@ -33,7 +33,7 @@ fn config(cluster: &TestCluster) -> crate::Config {
     }
 }
 
-/// What a pod and its volume need beside them.
+/// Creates the objects that the pod needs.
 async fn prepare(cluster: &TestCluster) {
     let metadata = |name: &str| json!({"name": name, "namespace": "default"});
     cluster.create::<ServiceAccount>(json!({"metadata": metadata("default")})).await;
@@ -61,7 +61,9 @@ async fn wait_for<T>(what: &str, check: impl AsyncFn() -> Option<T>) -> T {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(DEADLINE, checking).await.unwrap_or_else(|_| panic!("never came: {what}"))
+    tokio::time::timeout(DEADLINE, checking)
+        .await
+        .unwrap_or_else(|_| panic!("timed out waiting until: {what}"))
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -99,9 +101,9 @@ async fn pod_uses_csi_volume_and_leaves_no_directories() {
     let pod: Pod =
         cluster.create(json!({"metadata": {"name": "web", "namespace": "default"}, "spec": spec})).await;
     let key = Key::new("default", "web");
-    // Nothing happens to the pod, but its driver is asked again and again.
+    // The pod does not change, but its driver is called periodically.
     let is_publish_call = |line: &&String| line.starts_with("publish");
-    wait_for("it is published often", async || {
+    wait_for("it is published repeatedly", async || {
         (fake.calls.0.lock().iter().filter(is_publish_call).count() > 2).then_some(())
     })
     .await;
@@ -122,8 +124,8 @@ async fn pod_uses_csi_volume_and_leaves_no_directories() {
     assert_eq!(message, "2000\n2000\n");
     cluster.client.delete::<Pod>(&key, &reconcile::DeleteOptions::uid(&uid)).await.expect("deleted");
     wait_for("the pod is gone", async || cluster.client.get::<Pod>(&key).await.is_err().then_some(())).await;
-    // Its volume is unstaged once nobody on the node has it.
-    wait_for("the volume is let go", async || {
+    // The volume is unstaged after its last pod.
+    wait_for("the volume is unstaged", async || {
         fake.calls.0.lock().iter().any(|line| line == "unstage vol-1").then_some(())
     })
     .await;
@@ -147,5 +149,5 @@ async fn pod_uses_csi_volume_and_leaves_no_directories() {
     })
     .await;
     stop.send_replace(true);
-    node.await.expect("the node ends by itself");
+    node.await.expect("the kubelet task has not panicked");
 }

@@ -13,7 +13,8 @@ fn time(second: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + second).expect("a time")
 }
 
-/// `init a b | main c | side d | Never`: names after what they are; the last word is the policy.
+/// `init a b | main c | side d | Never`: container names by type (`side`: sidecar); the last word
+/// is the restart policy.
 fn pod(text: &str) -> Pod {
     let mut init_containers = Vec::new();
     let mut main_containers = Vec::new();
@@ -41,8 +42,9 @@ fn pod(text: &str) -> Pod {
     serde_json::from_value(json!({"metadata": metadata, "spec": spec})).expect("a pod")
 }
 
-/// `s0 ready | s1 ready alone | a#0 running | b#1 exit 3 at 5 | c#1 running since 6 | d#2 running in s0`. What does not say
-/// where it is is in the newest sandbox.
+/// `s0 ready | s1 ready alone | a#0 running | b#1 exit 3 at 5 | c#1 running since 6 | d#2 running
+/// in s0`. Containers without `in` are in the newest sandbox. A sandbox that is `alone` has lost
+/// its network.
 fn seen(text: &str) -> ObservedPod {
     let mut observed = ObservedPod::default();
     for part in text.split('|').map(str::trim).filter(|part| !part.is_empty()) {
@@ -153,9 +155,9 @@ fn sidecars_start_before_and_stop_after_main_containers() {
         "s0 ready | d#0 running | e#0 running | a#0 running",
         0,
         expect![[r#"
-            stop d#0 PodEnds after e#0 a#0
-            stop e#0 PodEnds after a#0
-            stop a#0 PodEnds
+            stop d#0 PodTerminating after e#0 a#0
+            stop e#0 PodTerminating after a#0
+            stop a#0 PodTerminating
         "#]],
     );
     check(
@@ -163,11 +165,16 @@ fn sidecars_start_before_and_stop_after_main_containers() {
         "s0 ready | d#0 running | e#0 running | a#0 exit 0",
         0,
         expect![[r#"
-            stop d#0 PodEnds after e#0
-            stop e#0 PodEnds
+            stop d#0 PodTerminating after e#0
+            stop e#0 PodTerminating
         "#]],
     );
-    check(ends, "s0 ready | d#0 running | e#0 exit 0 | a#0 exit 0", 0, expect![["stop d#0 PodEnds\n"]]);
+    check(
+        ends,
+        "s0 ready | d#0 running | e#0 exit 0 | a#0 exit 0",
+        0,
+        expect![["stop d#0 PodTerminating\n"]],
+    );
     check(ends, "s0 ready | d#0 exit 0 | e#0 exit 0 | a#0 exit 0", 0, expect![["stop sandbox s0\n"]]);
     check(ends, "s0 gone | d#0 exit 0 | e#0 exit 0 | a#0 exit 0", 0, expect![["clear\n"]]);
 }
@@ -190,10 +197,10 @@ fn stopped_sidecars_do_not_block_started_containers() {
     );
     check("d#0 exit 1 at 5 | i#0 running", expect![["start d#1\n"]]);
     check("d#1 exit 1 at 45 | i#0 exit 0", expect![["recheck at 55\nstart e#0\n"]]);
-    // Nothing is left of them.
+    // The runtime has no run of the init containers any more.
     check("a#0 created", expect![["start d#0\nstart e#0\nstart a#0\nstart b#0\n"]]);
     check("i#0 exit 0", expect![["start d#0\nstart e#0\n"]]);
-    // Those that have yet to begin wait.
+    // Containers that have not started yet wait.
     check("d#1 exit 1 at 45", expect![["recheck at 55\n"]]);
     check("d#0 running | i#0 exit 0 | e#1 exit 1 at 45", expect![["recheck at 55\n"]]);
     let mut worker_state = PodWorkerState::default();
@@ -214,19 +221,19 @@ fn all_containers_are_stopped_at_once() {
         all,
         0,
         expect![[r#"
-            stop c#1 PodEnds
-            stop a#0 PodEnds
-            stop b#0 PodEnds
+            stop c#1 PodTerminating
+            stop a#0 PodTerminating
+            stop b#0 PodTerminating
         "#]],
     );
-    // A step that is under way is nothing that a companion has to stay for.
+    // A sidecar does not wait for a running init container.
     check(
         "side d | init i | main a | deleting",
         "s0 ready | d#0 running | i#0 running",
         0,
         expect![[r#"
-            stop d#0 PodEnds
-            stop i#0 PodEnds
+            stop d#0 PodTerminating
+            stop i#0 PodTerminating
         "#]],
     );
     check(
@@ -234,13 +241,13 @@ fn all_containers_are_stopped_at_once() {
         "s0 gone | d#0 running | a#0 running",
         0,
         expect![[r#"
-            stop d#0 SandboxGone after a#0
-            stop a#0 SandboxGone
+            stop d#0 SandboxLost after a#0
+            stop a#0 SandboxLost
         "#]],
     );
 }
 
-/// What is remembered of a container that was started again after so many short runs.
+/// The state after so many restarts of a container whose runs were short.
 fn state_after_restarts(runs: u32, container: &str) -> PodWorkerState {
     let mut worker_state = PodWorkerState::default();
     for attempt in 0..runs {
@@ -268,7 +275,7 @@ fn failing_container_has_restart_back_off() {
     check(9, "a#9 exit 1 at 5", 15, expect![["recheck at 65\n"]]);
     check(9, "a#9 exit 1 at 5", 65, expect![["recheck at 305\n"]]);
     check(9, "a#9 exit 1 at 700", 700, expect![["start a#10\n"]]);
-    // However often it has ended before.
+    // The attempt number does not matter.
     check(0, "a#9 exit 1 at 5", 5, expect![["start a#10\n"]]);
     check(1, "a#9 exit 1 at 5", 5, expect![["recheck at 15\n"]]);
 }
@@ -287,7 +294,7 @@ fn start_failure_counts_as_an_exit() {
         check(reason, 0, "a#0 exit 128 at 8", expect![["start a#1\n"]]);
         check(reason, 1, "a#1 exit 128 at 8", expect![["recheck at 18\n"]]);
         check(reason, 2, "a#2 exit 128 at 8", expect![["recheck at 28\n"]]);
-        // Nothing is left of the last try, or nobody has noticed yet how it ended.
+        // The last run is gone, or its exit has not been observed yet.
         check(reason, 2, "a#1 exit 128 at 8", expect![["recheck at 18\n"]]);
         check(reason, 2, "a#2 created", expect![["recheck at 18\n"]]);
         check(reason, 0, "", expect![["recheck at 18\n"]]);
@@ -305,11 +312,11 @@ fn finished_pod_does_not_restart() {
 
 #[test]
 fn lost_sandbox_is_replaced_after_all_containers_stop() {
-    check("main a", "s0 gone | a#0 running", 0, expect![["stop a#0 SandboxGone\n"]]);
+    check("main a", "s0 gone | a#0 running", 0, expect![["stop a#0 SandboxLost\n"]]);
     check("main a", "s0 gone | a#0 exit 137", 0, expect![["sandbox #1\n"]]);
     check("main a", "s0 gone | s1 ready | a#0 exit 137", 0, expect![["start a#1\n"]]);
-    // One that is there but that nobody can reach is as good as none.
-    check("main a", "s0 ready alone | a#0 running", 0, expect![["stop a#0 SandboxGone\n"]]);
+    // A sandbox without a network counts as lost.
+    check("main a", "s0 ready alone | a#0 running", 0, expect![["stop a#0 SandboxLost\n"]]);
     check("main a", "s0 ready alone | a#0 exit 137", 0, expect![["sandbox #1\n"]]);
     let both = "s0 ready alone | s1 ready | a#0 exit 137";
     check("main a", both, 0, expect![["stop sandbox s0\nstart a#1\n"]]);
@@ -346,7 +353,8 @@ fn unhealthy_containers_stop_and_failed_starts_wait() {
 }
 
 proptest! {
-    /// Whatever has happened, doing what the plan says leads to a pod that runs, or is gone when it is to go.
+    /// Executing the plans leads from any state to a running pod, or to a removed one if it is
+    /// deleted.
     #[test]
     fn every_plan_ends_in_the_desired_state(
         ready in any::<bool>(),
@@ -361,14 +369,14 @@ proptest! {
         }
         for (attempt, (name, state, code)) in runs.iter().enumerate() {
             let state = match state { 0 => "created".to_owned(), 1 => "running".to_owned(), _ => format!("exit {code} at 0") };
-            // Only the newest run of a container can still be going on.
+            // Only the newest run of a container can still be running.
             text += &format!(" | {}#{attempt} {state} in s0", ["i", "a", "b"][*name]);
         }
         let mut observed = seen(&text);
         let mut worker_state = PodWorkerState::default();
         let mut now = 0;
         for _ in 0..60 {
-            // Steps that are under way come to their end.
+            // Running init containers finish.
             let steps = observed.containers.iter_mut().filter(|run| run.name == "i" && run.state.is_running());
             steps.for_each(|run| run.state = State::Exited { since: time(now), at: time(now), code: 0 });
             let actions = compute_pod_actions(&pod, &observed, &worker_state, time(now));
@@ -393,7 +401,7 @@ proptest! {
     }
 }
 
-/// A runtime in which everything works and init containers end well at once.
+/// A runtime in which everything succeeds and init containers exit at once.
 fn apply(observed: &mut ObservedPod, action: Action, now: i64) -> i64 {
     let ended = |code| State::Exited { since: time(now), at: time(now), code };
     match action {
@@ -444,7 +452,7 @@ fn changed_image_or_resources_restart_or_resize_the_container() {
     };
     let mut worker_state = PodWorkerState::default();
     check(&spec("web:1", "1", "NotRequired"), &worker_state, "");
-    check(&spec("web:2", "1", "NotRequired"), &worker_state, "stop a#0 Changed\n");
+    check(&spec("web:2", "1", "NotRequired"), &worker_state, "stop a#0 SpecChanged\n");
     check(&spec("web:1", "2", "RestartContainer"), &worker_state, "stop a#0 Resized\n");
     check(&spec("web:1", "2", "NotRequired"), &worker_state, "resize a#0\n");
     check(&spec("web:1", "1000m", "NotRequired"), &worker_state, "");
@@ -458,10 +466,10 @@ fn changed_image_or_resources_restart_or_resize_the_container() {
     };
     worker_state.record = Some(given(&spec("web:1", "2", "NotRequired")));
     check(&spec("web:1", "2", "NotRequired"), &worker_state, "");
-    // The pod as a whole has too little; nobody in it has to do anything for that.
+    // Only the limits of the pod are too low. The container does not change.
     worker_state.record = Some(given(&spec("web:1", "1", "NotRequired")));
     check(&spec("web:1", "2", "NotRequired"), &worker_state, "resize \n");
-    // What failed is left alone for a while.
+    // A failed resize is retried after a delay.
     worker_state.resize_status.record_error("no", None, time(5));
     check(&spec("web:1", "2", "NotRequired"), &worker_state, "recheck at 15\n");
 }
@@ -472,7 +480,7 @@ fn container_stopped_for_a_resize_starts_immediately() {
         let mut worker_state = PodWorkerState::default();
         let observed = seen(observed);
         let before = observed.previous("a").cloned();
-        // It was restarted before, so that it would have to wait now.
+        // It has restarted before, so that it has a back-off now.
         before.iter().for_each(|run| worker_state.record_restart(run, time(1), MAX_BACK_OFF));
         worker_state
             .stopped_for_resize
@@ -565,19 +573,19 @@ fn exit_code_rule_restarts_all_containers() {
         assert!(!is_finished(&pod, &seen, &worker_state), "{text}");
         expected.assert_eq(&describe(&compute_pod_actions(&pod, &seen, &worker_state, time(50))));
     };
-    // Another end is no such thing.
+    // No rule matches this exit code.
     check("s0 ready | i#0 exit 0 | s#0 running | a#0 exit 1 at 9 | b#0 running", expect![""]);
     check(
         "s0 ready | i#0 exit 0 | s#0 running | a#0 exit 42 at 9 | b#0 running",
         expect![[r#"
-            stop b#0 AllBeginAnew
-            stop s#0 AllBeginAnew
+            stop b#0 RestartAllContainers
+            stop s#0 RestartAllContainers
         "#]],
     );
     check(
         "s0 ready | i#0 exit 0 | s#0 running | a#0 exit 42 at 9 | b#0 exit 0 at 3",
         expect![[r#"
-            stop s#0 AllBeginAnew
+            stop s#0 RestartAllContainers
         "#]],
     );
     let past = "s0 ready | i#0 exit 0 | s#0 exit 137 at 10 | a#0 exit 42 at 9 | b#0 exit 137 at 10";
@@ -598,19 +606,19 @@ fn exit_code_rule_restarts_all_containers() {
     );
     let all_running = format!("{init_done} | a#1 running since 14 | b#1 running since 14");
     check(&all_running, expect![""]);
-    // And again, without any pause.
+    // Once more, without back-off.
     check(
         &all_running.replace("a#1 running since 14", "a#1 exit 42 at 15 since 14"),
         expect![[r#"
-            stop b#1 AllBeginAnew
-            stop s#1 AllBeginAnew
+            stop b#1 RestartAllContainers
+            stop s#1 RestartAllContainers
         "#]],
     );
-    // Its image was being pulled when the other one ended.
+    // Its image was being pulled when the other container exited.
     check(
         "s0 ready | i#0 exit 0 | s#0 exit 137 at 10 | a#0 exit 42 at 9 | b#0 running since 10",
         expect![[r#"
-            stop b#0 AllBeginAnew
+            stop b#0 RestartAllContainers
         "#]],
     );
     let late = past.replace("b#0 exit 137 at 10", "b#0 exit 137 at 11 since 10");
@@ -660,7 +668,7 @@ fn main_containers_restart_without_waiting_for_each_other() {
     let rule = json!({"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [42]}});
     let spec = pod.spec.as_mut().expect("a spec");
     spec.containers[1].restart_policy_rules = serde_json::from_value(json!([rule])).expect("rules");
-    // The first one cannot be started, which is no reason to stop the other again and again.
+    // The first container cannot be started, which must not stop the other one again and again.
     let seen = seen("s0 ready | a#0 exit 137 at 10 | b#0 exit 42 at 9 | b#1 running since 11");
     expect![[r#"
         start a#1
@@ -706,8 +714,8 @@ fn clock_set_back_does_not_restart_containers() {
     check(
         99,
         expect![[r#"
-            stop a#1 AllBeginAnew
-            stop b#0 AllBeginAnew
+            stop a#1 RestartAllContainers
+            stop b#0 RestartAllContainers
         "#]],
     );
 }
@@ -718,20 +726,20 @@ fn suspended_pod_is_stopped_and_does_not_restart() {
         let worker_state = PodWorkerState { is_suspended: true, ..PodWorkerState::default() };
         let (pod, seen) = (pod(spec), seen(observed));
         expected.assert_eq(&describe(&compute_pod_actions(&pod, &seen, &worker_state, time(9))));
-        assert!(!is_finished(&pod, &seen, &worker_state), "it goes on after the reboot");
+        assert!(!is_finished(&pod, &seen, &worker_state), "the pod continues after the reboot");
     };
     check(
         "side d | main a",
         "s0 ready | d#0 running | a#0 running",
         expect![[r#"
-            stop d#0 PodEnds after a#0
-            stop a#0 PodEnds
+            stop d#0 PodTerminating after a#0
+            stop a#0 PodTerminating
         "#]],
     );
     check("main a", "s0 ready | a#0 exit 143 at 5", expect![["stop sandbox s0\n"]]);
     check("main a", "s0 gone | a#0 exit 143 at 5", expect![[""]]);
     check("main a", "", expect![[""]]);
-    // Without it, the same pod is started again.
+    // A pod that is not suspended restarts.
     let again = compute_pod_actions(
         &pod("main a"),
         &seen("s0 gone | a#0 exit 143 at 5"),

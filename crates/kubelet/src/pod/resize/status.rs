@@ -1,4 +1,5 @@
-//! What is said of a resize while it waits and while it is carried out: conditions and events, in upstream's words. Pure.
+//! The conditions and events of a resize while it is pending or in progress; reasons and texts are
+//! upstream's. Pure.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodCondition, PodStatus};
@@ -12,46 +13,47 @@ pub const IN_PROGRESS: &str = "PodResizeInProgress";
 const DEFERRED: &str = "Deferred";
 const ERROR: &str = "Error";
 
-/// How far a pod's resize has come.
+/// The state of a pod's resize.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ResizeStatus {
-    /// There is no room for it yet.
+    /// The resize is deferred: the node lacks the resources.
     pub pending: Option<ResizeCondition>,
-    /// What was agreed to is not the case yet.
+    /// The resize is allocated but not complete.
     pub progress: Option<ResizeCondition>,
-    /// It could not be carried out, and is tried again later.
+    /// The last attempt failed. It is retried later.
     pub failure: Option<StartFailure>,
-    /// The generation of the pod that was last found to be too large for the node.
+    /// The generation of the pod that was last deferred.
     pub deferred_generation: Option<i64>,
 }
 
-/// A condition that holds.
+/// A condition with status `True`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResizeCondition {
     pub reason: String,
     pub message: String,
-    /// The pod's generation that it is about.
+    /// The generation of the pod that it is about.
     pub generation: Option<i64>,
     pub since: Timestamp,
 }
 
 impl ResizeStatus {
-    /// As somebody before us has told.
+    /// Restores the state from the conditions in a pod's status.
     pub fn from_status(status: &PodStatus) -> ResizeStatus {
         let find = |type_: &str| {
             let mut conditions = status.conditions.iter().flatten();
-            let told = conditions.find(|condition| condition.type_ == type_)?;
+            let found = conditions.find(|condition| condition.type_ == type_)?;
             Some(ResizeCondition {
-                reason: told.reason.clone().unwrap_or_default(),
-                message: told.message.clone().unwrap_or_default(),
-                generation: told.observed_generation,
-                since: told.last_transition_time.as_ref().map(|time| time.0).unwrap_or_default(),
+                reason: found.reason.clone().unwrap_or_default(),
+                message: found.message.clone().unwrap_or_default(),
+                generation: found.observed_generation,
+                since: found.last_transition_time.as_ref().map(|time| time.0).unwrap_or_default(),
             })
         };
         ResizeStatus { pending: find(PENDING), progress: find(IN_PROGRESS), ..ResizeStatus::default() }
     }
 
-    /// It has to wait. Whether that is news beyond the words it is told in.
+    /// Defers the resize. Returns whether the condition or its generation is new; a changed message
+    /// alone is not.
     pub fn defer(&mut self, message: &str, generation: Option<i64>, now: Timestamp) -> bool {
         let before = self.pending.take();
         let is_known = before.as_ref().is_some_and(|before| before.reason == DEFERRED);
@@ -63,24 +65,24 @@ impl ResizeStatus {
         is_new
     }
 
-    /// Nothing is wanted any more than what was agreed to.
+    /// The spec matches the allocated resources again.
     pub fn clear_pending(&mut self) {
         (self.pending, self.deferred_generation) = (None, None);
     }
 
-    /// It was agreed to, whatever became of the one before.
+    /// The resize is allocated. It replaces any resize before it.
     pub fn start(&mut self, generation: Option<i64>, now: Timestamp) {
         *self = ResizeStatus::default();
         self.set_in_progress(generation, now);
     }
 
-    /// Something is not as it is to be.
+    /// Adds the in-progress condition, unless it is set already.
     pub fn set_in_progress(&mut self, generation: Option<i64>, now: Timestamp) {
         let (reason, message) = (String::new(), String::new());
         self.progress.get_or_insert(ResizeCondition { reason, message, generation, since: now });
     }
 
-    /// It could not be carried out; of which generation, where that is news.
+    /// An attempt failed. Returns the generation of the resize if this error is new.
     pub fn record_error(&mut self, message: &str, generation: Option<i64>, now: Timestamp) -> Option<i64> {
         self.set_in_progress(generation, now);
         self.failure =
@@ -94,7 +96,7 @@ impl ResizeStatus {
         is_new.then_some(progress.generation.unwrap_or_default())
     }
 
-    /// All is as it is to be; which generation that is, where that is news.
+    /// The resize is complete. Returns its generation if it was in progress.
     pub fn finish(&mut self) -> Option<i64> {
         self.failure = None;
         self.progress.take().map(|progress| progress.generation.unwrap_or_default())
@@ -117,9 +119,9 @@ impl ResizeStatus {
     }
 }
 
-/// What an event tells of a pod's resize beside what has become of it.
+/// The message of a resize event: what happened, and the pod's resources as JSON.
 pub fn resize_event_message(what: &str, pod: &Pod, generation: i64, error: &str) -> String {
-    // By hand, since the order of fields is part of the message.
+    // Written by hand, since the order of the fields is part of the message.
     let list = |field: &str, containers: &[Container]| {
         let one = |container: &Container| {
             let resources = json!(container.resources.clone().unwrap_or_default());

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::pod::resize::status::resize_event_message;
 
-/// `memory/request cpu/request`.
+/// `memory limit/memory request cpu limit/cpu request`.
 fn container_resources(text: &str) -> ComputeResources {
     let numbers: Vec<i64> = text.split(['/', ' ']).map(|number| number.parse().expect("a number")).collect();
     let [memory_limit, memory_request, cpu_limit, cpu_request] = numbers[..] else { panic!("{text}") };
@@ -66,7 +66,7 @@ fn pod_limits_are_never_below_container_limits() {
             quota 10
         "#]],
     );
-    // Memory grows, and time shrinks.
+    // Memory grows and CPU shrinks.
     check(
         [10, 20, 20],
         [20, 10, 10],
@@ -141,7 +141,7 @@ fn rejects_memory_limits_below_usage() {
     check([20, 0, 0], [10, 0, 0], lower("a"), [15, 10], Some(both));
     let unknown = "cannot decrease memory limits: missing container \"b\" memory usage";
     check([0, 0, 0], [0, 0, 0], lower("b"), [0, 0], Some(unknown));
-    // A first limit takes something, too; more memory does not, nor does a smaller promise.
+    // A first limit also counts as a decrease. A higher limit or a lower request does not.
     check([0, 0, 0], [0, 0, 0], vec![update("a", "0/0 0/0", "10/10 0/0")], [15, 10], Some(one));
     check([10, 0, 0], [20, 0, 0], vec![update("a", "10/10 0/0", "20/20 0/0")], [99, 99], None);
     check([10, 0, 0], [10, 0, 0], vec![update("a", "10/10 0/0", "10/5 0/0")], [99, 99], None);
@@ -155,7 +155,7 @@ fn container_without_limits_gets_pod_limits() {
         let container = &pod.spec.as_ref().expect("a spec").containers[0];
         let found = ComputeResources::of(&pod, container);
         assert_eq!(found, container_resources(expected));
-        // What is put in is there, and nothing else is lost.
+        // The amounts are applied, and other resources are kept.
         let mut other = container.clone();
         let limits = other.resources.get_or_insert_default().limits.get_or_insert_default();
         limits.insert("hugepages-2Mi".to_owned(), Text("4Mi".to_owned()));

@@ -1,4 +1,5 @@
-//! What is said of what a pod and its containers have: what was agreed to, and of what runs what it really has. Pure.
+//! Resources in the status of a pod and its containers: the allocated ones, and the actual ones of
+//! what runs. Pure.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +17,11 @@ use crate::worker_state::PodWorkerState;
 
 type ResourceMap = BTreeMap<String, Text>;
 
-/// Limits up to this many thousandths of a processor are all the same to the kernel.
+/// CPU limits up to this many millicores are the same to the kernel.
 const MIN_CPU_MILLI: i64 = 10;
 
-/// What a container has that was agreed to have this. `before` is what was said last of the same container, if it ran.
+/// The resources of a container whose spec has the allocated ones. `before` is its last reported
+/// status, if it was running.
 pub fn container_resources(
     container: &Container,
     run: &ContainerRun,
@@ -47,8 +49,9 @@ pub fn container_resources(
     resources
 }
 
-/// Puts in what there is, or what was there where nobody knows. What is too little to be told apart, as `least` of the
-/// kernel's measure is, stays as it was agreed to.
+/// Replaces an allocated amount by the actual one, or by the one reported before if the actual one
+/// is unknown. If both are at most `minimum`, the kernel cannot distinguish them, and the allocated
+/// amount stays.
 fn set_actual(
     list: &mut ResourceMap,
     name: &str,
@@ -68,7 +71,8 @@ fn set_actual(
     }
 }
 
-/// What a run has as the runtime tells; what it does not tell, as it was given.
+/// The resources that the runtime reports. Those that it does not report are taken from the last
+/// resize, or from the creation of the container.
 fn actual(run: &ContainerRun, worker_state: &PodWorkerState) -> ComputeResources {
     let given = resize::current_resources(run, worker_state).unwrap_or_default();
     match run.resources.as_ref().map(from_runtime).filter(|reported| *reported != ComputeResources::default())
@@ -92,7 +96,7 @@ fn shares_to_milli(shares: i64) -> i64 {
     if shares < MIN_CPU_SHARES { 0 } else { shares.saturating_mul(1000).saturating_add(1023) / 1024 }
 }
 
-/// What a pod as a whole has, and what was agreed to.
+/// The resources of the pod as a whole, and its allocated requests.
 pub fn pod_resources(
     pod: &Pod,
     worker_state: &PodWorkerState,
@@ -120,7 +124,7 @@ pub fn pod_resources(
     }
     let desired = PodResources::of(pod);
     let current = worker_state.record.as_ref().map_or(desired, |record| record.whole);
-    // What is as it was agreed to is said so, since the kernel's measure is a coarse one.
+    // Unchanged shares are not converted back to a request, because shares are less precise.
     if current.cpu_shares != desired.cpu_shares {
         set_actual(
             &mut actual_requests,

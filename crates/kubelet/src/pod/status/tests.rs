@@ -231,7 +231,7 @@ fn crash_loop_and_missing_probe_results_are_not_ready() {
     for attempt in 0..2 {
         worker_state.record_restart(&run("main", attempt, exited(1, 3)), time(4), MAX_BACK_OFF);
     }
-    // What is told first is how it ended; that it has to wait is told when somebody looks again.
+    // The exit is reported first. The back-off is reported by a later sync.
     check(
         &pod("Always", &[]),
         &crash_loop,
@@ -295,7 +295,7 @@ fn start_error_and_crash_loop_back_off_are_reported() {
         let failed = ContainerRun { reason: "StartError".into(), ..run("main", attempt, exited(128, 5)) };
         check(&pod(policy, &[]), &seen(vec![failed]), &worker_state, now, expected);
     };
-    // Right after the try.
+    // Right after the attempt.
     of(
         "Always",
         1,
@@ -324,7 +324,7 @@ fn start_error_and_crash_loop_back_off_are_reported() {
             PodScheduled=True
         "#]],
     );
-    // It is not tried again.
+    // It does not restart.
     of(
         "Never",
         0,
@@ -632,7 +632,7 @@ fn actual_and_allocated_resources_are_reported() {
         {"cpu":"500m","memory":"64Mi"}
     "#]],
     );
-    // What nobody tells is as it was, or as it was given.
+    // What the runtime does not report is taken from the last status or the last resize.
     check(
         running,
         Some(reports(0, 102, 32 << 20)),
@@ -657,7 +657,8 @@ fn actual_and_allocated_resources_are_reported() {
     );
 }
 
-/// The API lets no container leave its end that its restart policy would not restart.
+/// The API server rejects a transition out of the terminated state if the restart policy does not
+/// allow a restart.
 #[test]
 fn container_stopped_for_a_resize_has_not_ended() {
     let host = HostInfo { ips: &["192.0.2.1".to_owned()], runtime: "containerd", recursive_read_only: true };
@@ -685,7 +686,7 @@ fn container_stopped_for_a_resize_has_not_ended() {
     let again = vec![run("main", 1, running), run("main", 0, exited(0, 2))];
     let expected = (runs.0.clone(), "containerd://main1".to_owned(), true, None, Some(0));
     assert_eq!(observe_state(again, &worker_state), expected);
-    // It is not started again when its pod ends.
+    // It does not restart when its pod is terminated.
     worker_state.termination_reason = Some((crate::EVICTED_REASON.to_owned(), String::new()));
     assert_eq!(observe_state(stopped, &worker_state), ("Failed".to_owned(), runs.1, false, Some(0), None));
 }
@@ -712,7 +713,7 @@ fn conditions_of_a_resize() {
         {"lastProbeTime":"1970-01-12T13:46:41Z","lastTransitionTime":"1970-01-12T13:46:41Z","message":"far too much","observedGeneration":2,"reason":"Deferred","status":"True","type":"PodResizePending"}
     "#]],
     );
-    // Somebody asks for something else that there is no room for either.
+    // Another resize that does not fit either.
     assert!(worker_state.resize_status.defer("too much", Some(3), time(3)));
     check(
         &worker_state,

@@ -1,24 +1,25 @@
-//! The runtimes' format of logs: `<time> stdout|stderr F|P text`, a line that was too long for the runtime in
-//! several parts, all but the last marked `P`. Pure but for [`tail`], which looks into a file.
+//! Parses the log format of CRI: `<time> stdout|stderr F|P text`. A line that is too long for the
+//! runtime is split into several parts, of which all but the last are marked `P`. Pure except for
+//! [`tail_offset`], which reads a file.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 
 use jiff::Timestamp;
 
-/// More than any runtime puts into one line; what is longer is no log.
+/// Longer than any line that a runtime writes. Longer lines are dropped.
 const MAX_LINE_BYTES: usize = 1 << 20;
 const BLOCK_BYTES: usize = 64 << 10;
 
-/// Turns the bytes of a log into what the container said, in any pieces.
+/// Converts the bytes of a log to the output of the container, in chunks of any size.
 pub struct LogParser {
     since: Option<Timestamp>,
     timestamps: bool,
-    /// How many bytes may still be given.
+    /// The number of bytes until the limit.
     remaining: Option<u64>,
     /// The beginning of a line whose end has not been read.
     incomplete: Vec<u8>,
-    /// Whether what comes next begins a line of the container's.
+    /// Whether the next text begins a line of the container's output.
     at_start: bool,
 }
 
@@ -27,12 +28,12 @@ impl LogParser {
         LogParser { since, timestamps, remaining: limit, incomplete: Vec::new(), at_start: true }
     }
 
-    /// Whether as much has been given as was wanted.
+    /// Whether the byte limit is reached.
     pub fn is_done(&self) -> bool {
         self.remaining == Some(0)
     }
 
-    /// What can be said after these further bytes.
+    /// Processes more bytes and returns their output.
     pub fn process(&mut self, mut bytes: &[u8]) -> Vec<u8> {
         let mut out = Vec::with_capacity(bytes.len());
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
@@ -89,7 +90,7 @@ impl<'a> LogLine<'a> {
         if !matches!(words.next()?, b"stdout" | b"stderr") {
             return None;
         }
-        // Further tags may follow the first one after a colon.
+        // More tags may follow the first one after a colon.
         let partial = words.next()?.split(|byte| *byte == b':').next() == Some(b"P");
         Some(LogLine { time, partial, text: words.next()? })
     }
@@ -99,7 +100,7 @@ fn parse_time(time: &str) -> Option<Timestamp> {
     time.parse().ok()
 }
 
-/// With nine digits of a second, so that times stand below each other.
+/// With nine fractional digits, so that all times have the same width.
 fn format_time(time: &str) -> String {
     let zone = time.char_indices().skip(19).find(|(_, c)| matches!(c, 'Z' | '+' | '-'));
     let (clock, zone) = time.split_at(zone.map_or(time.len(), |(i, _)| i));
@@ -107,7 +108,7 @@ fn format_time(time: &str) -> String {
     format!("{seconds}.{fraction:0<9}{zone}")
 }
 
-/// Where the last `count` lines of the file begin. What follows the last end of a line is no line yet.
+/// The offset at which the last `count` lines begin. An unfinished last line does not count.
 pub fn tail_offset(file: &mut File, count: u64) -> io::Result<u64> {
     let mut at = file.seek(SeekFrom::End(0))?;
     let mut block = vec![0; BLOCK_BYTES];
@@ -119,7 +120,7 @@ pub fn tail_offset(file: &mut File, count: u64) -> io::Result<u64> {
         file.seek(SeekFrom::Start(at))?;
         file.read_exact(block)?;
         for (i, _) in block.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n') {
-            // The end of the line before those wanted.
+            // The end of the line before the requested ones.
             if ends == count {
                 return Ok(at + i as u64 + 1);
             }

@@ -103,5 +103,5 @@ async fn change_in_the_log_directory_is_reported() {
     let changes = DirWatcher::new(dir.path()).expect("a watch");
     let file = dir.path().join("0.log");
     std::fs::write(&file, "x").expect("written");
-    changes.next().await.expect("told");
+    changes.next().await.expect("sent");
 }

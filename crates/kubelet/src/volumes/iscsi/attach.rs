@@ -1,4 +1,4 @@
-//! Logging in to targets and out again, and the disks that turn up by it.
+//! Logs in to iSCSI targets and out of them, and finds the disks that appear.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -7,25 +7,25 @@ use std::time::{Duration, Instant};
 use super::{ChapCredentials, InterfaceCopy, Target, read_dir_paths, records};
 use crate::volumes::host_commands::{CommandError, CommandOutput, run};
 
-/// How long a disk may take to turn up after its target is logged in to.
+/// How long a disk may take to appear after a login to its target.
 const DISK_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the kernel may take to join several ways to one disk.
+/// How long the kernel may take to combine several paths to a disk (multipath).
 const MULTIPATH_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// How often portals that do not answer are asked, as long as at least one does.
+/// How often logins to failed portals are repeated, as long as at least one has succeeded.
 const MAX_LOGIN_ROUNDS: usize = 5;
-/// From then on two ways to a disk are enough.
+/// From this round on, two paths to a disk are sufficient.
 const MIN_MULTIPATH_ROUNDS: usize = 2;
-/// `iscsiadm`: there is no such session, or nothing at all of that name.
+/// Exit codes of `iscsiadm`: no such session, and no such object.
 const NOT_FOUND_CODES: [i32; 2] = [2, 21];
 const EXISTS_CODE: i32 = 15;
 
-/// Where things are on this host.
+/// Programs and directories of this host.
 pub struct IscsiHost {
     pub program: PathBuf,
     pub sys: PathBuf,
     pub by_path: PathBuf,
-    /// Where `iscsiadm` keeps what it knows, which differs between distributions.
+    /// The directories where `iscsiadm` keeps its records, which differ between distributions.
     pub records: Vec<PathBuf>,
 }
 
@@ -40,7 +40,7 @@ impl Default for IscsiHost {
     }
 }
 
-/// Logs in to a target by all its portals, and waits for the disk.
+/// Logs in to a target through all its portals and waits for the disk.
 pub async fn attach(host: &IscsiHost, target: &Target, chap: &ChapCredentials) -> Result<PathBuf, String> {
     let base =
         target.interface_copy.as_ref().map_or(&target.interface, |interface_copy| &interface_copy.from);
@@ -86,7 +86,7 @@ pub async fn attach(host: &IscsiHost, target: &Target, chap: &ChapCredentials) -
     std::fs::canonicalize(&first).map_err(|error| format!("{}: {error}", first.display()))
 }
 
-/// Takes a disk from this node, and logs out where nothing else is had from the target.
+/// Detaches a disk from this node, and logs out if no other disk of the target is in use.
 pub async fn detach(
     host: &IscsiHost,
     target: &Target,
@@ -119,7 +119,7 @@ pub async fn detach(
     }
 }
 
-/// Where nothing is there any more, or never was, this is as good as done.
+/// Runs a cleanup command. It succeeds if the program or the object does not exist.
 async fn run_if_present(host: &IscsiHost, args: &[&str]) -> Result<(), String> {
     match host.run(args).await {
         Err(CommandError::NotFound(_)) => Ok(()),
@@ -135,7 +135,7 @@ fn log_out_commands<'a>(target: &'a Target, portal: &'a str) -> [Vec<&'a str>; 2
     [[&args[..], &["--logout"]].concat(), [&args[..], &["-o", "delete"]].concat()]
 }
 
-/// Logs in by one portal unless that was done before, and waits for the disk.
+/// Logs in through one portal, unless there is a session already, and waits for the disk.
 async fn attach_portal(
     host: &IscsiHost,
     target: &Target,
@@ -152,7 +152,8 @@ async fn attach_portal(
             })?
         }
     };
-    // This disk alone: one that is not meant for this node may vanish without a word.
+    // Scans for this disk only. Another disk may not be meant for this node, and may disappear at
+    // any time.
     let scan = host.sys.join("class/scsi_host").join(format!("host{number}")).join("scan");
     std::fs::write(&scan, format!("0 0 {}", target.lun))
         .map_err(|error| format!("{}: {error}", scan.display()))?;
@@ -193,9 +194,9 @@ async fn login(
         let _ = execute(&targets, &["-o", "delete"]).await;
         return Err(format!("iscsi: failed to sendtargets to portal {portal} output: {error}"));
     }
-    // Otherwise all disks of the target would turn up. Old ones do not know it.
+    // Otherwise all disks of the target would appear. Old versions do not know this setting.
     if let Err(error) = execute(&node, &["-o", "update", "-n", "node.session.scan", "-v", "manual"]).await {
-        tracing::warn!(error, iqn, "disks of a target that nobody asked for may turn up");
+        tracing::warn!(error, iqn, "cannot disable automatic scans of a target, its other disks may appear");
     }
     if chap.session {
         let failed =
@@ -214,7 +215,7 @@ async fn login(
         let _ = execute(&node, &["-o", "delete"]).await;
         return Err(format!("iscsi: failed to attach disk: Error: {error}"));
     }
-    // A host that starts must not wait for it.
+    // A host must not wait for this target when it boots.
     let start = ["-m", "node", "-p", portal, "-T", iqn, "-o", "update", "-n", "node.startup", "-v", "manual"];
     if let Err(error) = execute(&start, &[]).await {
         tracing::warn!(error, iqn, "cannot set the login of a target to manual");
@@ -222,7 +223,7 @@ async fn login(
     Ok(())
 }
 
-/// Makes an interface like another but for the name of the initiator.
+/// Creates a copy of an interface with another initiator name.
 async fn copy_interface(
     host: &IscsiHost,
     target: &Target,
@@ -248,7 +249,7 @@ async fn copy_interface(
     Ok(())
 }
 
-/// What an interface has that a copy needs, too.
+/// The settings of an interface that a copy needs.
 fn settings_to_copy(interface_settings: &str) -> BTreeMap<&str, &str> {
     let pairs = interface_settings.lines().filter_map(|line| line.split_once(" = "));
     let is_copied = |(name, value): &(&str, &str)| {
@@ -262,7 +263,7 @@ impl IscsiHost {
         run(&self.program, args).await
     }
 
-    /// The numbers of the kernel's hosts that are logged in to a target, by portal.
+    /// The SCSI host numbers of the sessions with a target, by portal.
     fn session_hosts(&self, iqn: &str) -> BTreeMap<String, String> {
         let mut found = BTreeMap::new();
         let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -290,7 +291,8 @@ impl IscsiHost {
         found
     }
 
-    /// The disk, if it has turned up. Hosts with an adapter of its own for this put its place first.
+    /// The disk, if it has appeared. With a hardware adapter, the name of its link has a prefix
+    /// with the adapter's PCI address.
     fn disk(&self, target: &Target, portal: &str) -> Option<PathBuf> {
         let link_name = by_path_name(target, portal);
         let by_adapter = format!("-{link_name}");
@@ -300,7 +302,7 @@ impl IscsiHost {
         })
     }
 
-    /// The device that joins several ways to one disk.
+    /// The multipath device that combines several paths to a disk.
     fn multipath_device(&self, disk: &Path) -> Option<PathBuf> {
         let name = device_name(disk)?;
         let devices = read_dir_paths(&self.sys.join("block"));
@@ -310,7 +312,7 @@ impl IscsiHost {
     }
 }
 
-/// How the disk is called by its way.
+/// The name of the disk's link in `/dev/disk/by-path`.
 fn by_path_name(target: &Target, portal: &str) -> String {
     format!("ip-{}-iscsi-{}-lun-{}", portal.replace(['[', ']'], ""), target.iqn, target.lun)
 }
@@ -319,14 +321,14 @@ fn device_name(disk: &Path) -> Option<String> {
     Some(std::fs::canonicalize(disk).ok()?.file_name()?.to_str()?.to_owned())
 }
 
-/// Whether something is mounted from a disk, by any name.
+/// Whether the disk is mounted, under any name: an exclusive open of a block device fails then.
 fn is_busy(device: &Path) -> bool {
     use rustix::fs::{Mode, OFlags, open};
     let result = open(device, OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty());
     result.is_err_and(|error| error == rustix::io::Errno::BUSY)
 }
 
-/// Looks until there is something, at least once.
+/// Polls until there is a result or the timeout has passed, but at least once.
 async fn poll_until<T>(timeout: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let start = Instant::now();
     loop {

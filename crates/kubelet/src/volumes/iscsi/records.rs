@@ -1,18 +1,18 @@
-//! What `iscsiadm` has written down of portals and targets, as far as secrets are concerned.
+//! Writes CHAP secrets to the records that `iscsiadm` keeps of portals and targets.
 //!
-//! It takes them as arguments only, where every process of the host could read them; so they are put straight into its
-//! files, which are root's alone.
+//! `iscsiadm` only accepts them as arguments, which all processes of the host could read. So they
+//! are written directly to its files, which only root can read.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::read_dir_paths;
 
-/// What either side proves itself by, in a discovery as in a session.
+/// The keys of CHAP credentials, for discovery and sessions.
 const CHAP_KEYS: [&str; 4] = ["username", "password", "username_in", "password_in"];
 const END_MARKER: &str = "# END RECORD";
 
-/// The records of a portal.
+/// The discovery records of a portal.
 pub fn discovery_records(roots: &[PathBuf], portal: &str) -> Vec<PathBuf> {
     let (address, port) = split_portal(portal);
     let record_path =
@@ -20,10 +20,10 @@ pub fn discovery_records(roots: &[PathBuf], portal: &str) -> Vec<PathBuf> {
     roots.iter().map(record_path).filter(|path| path.is_file()).collect()
 }
 
-/// The records of a target that is reached by a portal.
+/// The node records of a target at a portal.
 pub fn node_records(roots: &[PathBuf], iqn: &str, portal: &str, interface: &str) -> Vec<PathBuf> {
     let (address, port) = split_portal(portal);
-    // What a portal's name leads to is known to the tool alone.
+    // Only the tool resolves the host name of a portal, so the address is not compared.
     let is_name = address.parse::<std::net::IpAddr>().is_err();
     let is_match = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -37,7 +37,7 @@ pub fn node_records(roots: &[PathBuf], iqn: &str, portal: &str, interface: &str)
     records.filter(|path| path.is_file()).collect()
 }
 
-/// Puts secrets into records.
+/// Writes secrets to records.
 pub fn write_secrets(
     records: &[PathBuf],
     prefix: &str,
@@ -55,10 +55,10 @@ pub fn write_secrets(
         return Ok(());
     }
     if records.is_empty() {
-        return Err("iscsiadm has no record of it in a place that is known".to_owned());
+        return Err("no record of iscsiadm in the known directories".to_owned());
     }
     records.iter().try_for_each(|path| {
-        // In its place: the tool takes every file beside it for another record.
+        // Written in place, because the tool takes each additional file for another record.
         let text = std::fs::read_to_string(path);
         let written = text.and_then(|text| std::fs::write(path, with_settings(&text, &settings)));
         written.map_err(|error| format!("{}: {error}", path.display()))
@@ -74,7 +74,7 @@ fn with_settings(text: &str, settings: &BTreeMap<String, &str>) -> String {
     lines.join("\n") + "\n"
 }
 
-/// Address and port, without the brackets.
+/// Address and port, without brackets.
 fn split_portal(portal: &str) -> (&str, &str) {
     let (address, port) = portal.rsplit_once(':').unwrap_or((portal, super::DEFAULT_PORT));
     (address.trim_matches(['[', ']']), port)

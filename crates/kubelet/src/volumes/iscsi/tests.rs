@@ -1,5 +1,5 @@
-//! A target that is played by a script in the place of `iscsiadm`, with a disk that is a file of this host; the rest is
-//! real: file systems, mounts, what is left behind. Needs root and loop devices.
+//! A script in place of `iscsiadm` simulates a target, whose disk is a file on this host.
+//! Filesystems, mounts and cleanup are real. Needs root and loop devices.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
@@ -12,7 +12,8 @@ use super::*;
 const IQN: &str = "iqn.2026-01.example:disk";
 const PASSWORD: &str = "open sesame 1234";
 
-/// Keeps records as the real one does, and lets a session and its disk appear and vanish where the kernel would.
+/// Keeps records as the real tool does, and creates and removes sessions and disks as the kernel
+/// would.
 const SCRIPT: &str = r#"#!/bin/sh
 echo "$@" >> DIR/log
 mode= portal= iface= op= name= value=
@@ -52,7 +53,7 @@ struct FakeIscsi {
 }
 
 impl FakeIscsi {
-    /// `None` where there can be no disks.
+    /// `None` without root or loop devices.
     fn start() -> Option<FakeIscsi> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/loop-control").exists() {
             eprintln!("skipped: needs root and loop devices");
@@ -99,7 +100,8 @@ impl FakeIscsi {
         }
     }
 
-    /// As it is when a pod is over, once whoever looked at the mounts of this host meanwhile has let go of them, too.
+    /// Detaches the disks of a pod. It is retried, because other processes may hold mounts of this
+    /// host for a moment.
     async fn detach_with_retry(&self, pod: &str) {
         let start = std::time::Instant::now();
         while let Err(error) = self.disks().detach_pod(pod).await {
@@ -108,7 +110,7 @@ impl FakeIscsi {
         }
     }
 
-    /// What the tool was told since this was last asked.
+    /// Checks the commands since the last check.
     #[track_caller]
     fn assert_commands(&self, expected: Expect) {
         let path = self.dir.path().join("log");
@@ -116,7 +118,7 @@ impl FakeIscsi {
         let _ = std::fs::remove_file(path);
     }
 
-    /// What is mounted, and what is written down of it.
+    /// The remaining mounts, records and disks.
     fn remaining(&self) -> Vec<PathBuf> {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("mounts");
         let mount_points = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
@@ -138,7 +140,7 @@ impl Drop for FakeIscsi {
     }
 }
 
-/// A volume of a pod with the disk, and with what is said besides.
+/// A volume of a pod with the disk and additional fields.
 fn disk_request(more: Value) -> DiskRequest {
     let mut source = json!({"targetPortal": "192.0.2.1", "iqn": IQN, "lun": 0, "iscsiInterface": "default"});
     source.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
@@ -161,7 +163,7 @@ async fn disk_is_detached_after_its_last_pod() {
     let scan = std::fs::read_to_string(fake.dir.path().join("sys/class/scsi_host/host7/scan"));
     assert_eq!(scan.expect("a scan"), "0 0 0");
     std::fs::write(one.join("note"), "kept").expect("written");
-    // Once more, and for another pod: nobody has to be asked.
+    // Again, and for another pod: no command is needed.
     assert_eq!(fake.set_up("one", &request, &chap).await.as_ref(), Ok(&one));
     let two = fake.set_up("two", &request, &chap).await.expect("a disk");
     assert_eq!(std::fs::read_to_string(two.join("note")).expect("the same disk"), "kept");
@@ -169,7 +171,7 @@ async fn disk_is_detached_after_its_last_pod() {
     fake.assert_commands(expect![""]);
     assert_eq!(std::fs::read_to_string(two.join("note")).expect("still there"), "kept");
 
-    // Somebody has a file open there.
+    // A file on the disk is open.
     let open_file = std::fs::File::open(two.join("note")).expect("a file");
     let error = fake.disks().detach_pod("two").await.expect_err("it is in use");
     assert!(error.ends_with("is still in use"), "{error}");
@@ -181,7 +183,7 @@ async fn disk_is_detached_after_its_last_pod() {
     "#]]);
     assert_eq!(fake.remaining(), Vec::<PathBuf>::new());
 
-    // What is on it stays, also where it may only be read.
+    // The content of the disk stays, also with a read-only mount.
     let read_only = DiskRequest { read_only: true, ..request };
     let three = fake.set_up("three", &read_only, &chap).await.expect("a disk");
     assert_eq!(std::fs::read_to_string(three.join("note")).expect("kept"), "kept");
@@ -196,7 +198,7 @@ async fn attached_volume_is_in_use_until_no_pod_uses_it() {
     let name = "kubernetes.io/iscsi/192.0.2.1:iqn:0";
     let request = DiskRequest { unique_volume_name: Some(name.to_owned()), ..disk_request(json!({})) };
     let volumes_in_use = || in_use(fake.dir.path());
-    // One goes away while it waits, the other gets it.
+    // One pod is removed while it waits, the other one gets the disk.
     for pod in ["one", "two"] {
         fake.drivers.set_in_use(name, true);
         assert!(fake.disks().record_user(pod, &request).await.is_ok());
@@ -208,7 +210,7 @@ async fn attached_volume_is_in_use_until_no_pod_uses_it() {
     fake.detach_with_retry("two").await;
     assert_eq!(fake.drivers.in_use(), [""; 0]);
     assert_eq!(volumes_in_use(), [""; 0]);
-    // Nobody has ever had it.
+    // The disk was never attached.
     fake.drivers.set_in_use(name, true);
     assert!(fake.disks().record_user("three", &request).await.is_ok());
     fake.detach_with_retry("three").await;
@@ -223,7 +225,7 @@ async fn disk_mounted_by_an_older_version_is_in_use() {
     let given = DiskRequest { unique_volume_name: Some(name.clone()), ..disk_request(json!({})) };
     let mount_point = fake.set_up("one", &inline, &ChapCredentials::default()).await.expect("a disk");
     assert_eq!(in_use(fake.dir.path()), [""; 0]);
-    // It did not write down what the disk is called.
+    // That version did not record the name of the volume.
     let record = fake.disks().disk_dir(&inline).join(RECORD_FILE);
     let mut known: Value =
         serde_json::from_slice(&std::fs::read(&record).expect("a record")).expect("it is one");
@@ -232,7 +234,7 @@ async fn disk_mounted_by_an_older_version_is_in_use() {
     let either = [format!("kubernetes.io/iscsi/192.0.2.1:3260:{IQN}:0"), name.clone()];
     assert_eq!(in_use(fake.dir.path()), either);
     in_use(fake.dir.path()).iter().for_each(|name| fake.drivers.set_in_use(name, true));
-    // One that names it itself does not know either.
+    // A pod that defines the disk itself does not know the name either.
     assert!(fake.disks().record_user("two", &inline).await.is_ok());
     assert_eq!(in_use(fake.dir.path()), either);
     fake.detach_with_retry("two").await;
@@ -243,7 +245,7 @@ async fn disk_mounted_by_an_older_version_is_in_use() {
     fake.detach_with_retry("one").await;
     assert_eq!(fake.drivers.in_use(), [""; 0]);
     assert_eq!(fake.remaining(), Vec::<PathBuf>::new());
-    // A new one is.
+    // A new pod has no disk yet.
     assert!(fake.disks().reuse("one", &given).await.is_ok_and(|found| found.is_none()));
     assert_eq!(fake.drivers.in_use(), [""; 0]);
 }
@@ -253,7 +255,7 @@ async fn unique_name_remains_until_the_disk_is_detached() {
     let Some(fake) = FakeIscsi::start() else { return };
     let name = format!("kubernetes.io/iscsi/192.0.2.1:{IQN}:0");
     let given = DiskRequest { unique_volume_name: Some(name.clone()), ..disk_request(json!({})) };
-    // It cannot leave at once: something else is where it is mounted.
+    // It cannot be detached at once, because its mount directory is not empty.
     let below = fake.disks().disk_dir(&given).join("mount/note");
     std::fs::create_dir_all(below.parent().expect("a directory")).expect("made");
     std::fs::write(&below, "").expect("written");
@@ -360,7 +362,7 @@ async fn failed_attach_is_reported_and_leaves_nothing() {
     .await;
     check(
         disk_request(json!({"iqn": "iqn.2026-01.example:../../etc"})),
-        "MountVolume.NewMounter initialization: \"iqn.2026-01.example:../../etc\" is no name of a target, portal or \
+        "MountVolume.NewMounter initialization: \"iqn.2026-01.example:../../etc\" is not a valid name of a target, portal or \
          interface",
     )
     .await;

@@ -1,4 +1,5 @@
-//! Logs that have grown too long are moved aside and begun anew; the older ones are compressed, the oldest removed.
+//! Container log rotation: large logs are renamed and reopened, older ones are compressed, the
+//! oldest are removed. Upstream: `pkg/kubelet/logs`.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +13,7 @@ use crate::config::log_path;
 use crate::observed::CONTAINER_NAME;
 use crate::{Node, pod_of};
 
-/// Looks at the logs of all containers that run.
+/// Rotates the logs of all running containers that have grown too large.
 pub async fn rotate_all(node: &Node) {
     for container in super::running(node).await {
         let Some((key, uid)) = pod_of(&container.labels) else { continue };
@@ -24,7 +25,7 @@ pub async fn rotate_all(node: &Node) {
             continue;
         }
         if let Err(error) = rotate(node, &log, &container.id).await {
-            tracing::warn!(%error, log = %log.display(), "cannot rotate a log");
+            tracing::warn!(%error, log = %log.display(), "failed to rotate a container log");
         }
     }
 }
@@ -35,7 +36,7 @@ async fn rotate(node: &Node, log: &Path, id: &str) -> io::Result<()> {
     let rotated = rotated_path(log, &node.ctx.clock.now());
     std::fs::rename(log, &rotated)?;
     if let Err(error) = node.runtime.reopen_log(id).await {
-        // It goes on being written where it is; it is back in its place then.
+        // The runtime keeps writing to the renamed file, so restore its name.
         std::fs::rename(&rotated, log)?;
         return Err(io::Error::other(error.to_string()));
     }
@@ -48,7 +49,7 @@ fn rotated_path(log: &Path, now: &Timestamp) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Makes room for one more: compresses what was moved aside before and removes the oldest.
+/// Prunes rotated logs before one is added: compresses uncompressed ones and removes the oldest.
 fn prune(log: &Path, max_files: usize) -> io::Result<()> {
     let dir = log.parent().unwrap_or(Path::new("/"));
     let prefix = format!("{}.", log.file_name().unwrap_or_default().to_string_lossy());
@@ -59,9 +60,9 @@ fn prune(log: &Path, max_files: usize) -> io::Result<()> {
             old.push(entry.path());
         }
     }
-    // Their names end in when they were moved aside.
+    // The names end in the time of rotation.
     old.sort();
-    // The one that is written to and the one that is about to be moved aside count too.
+    // The current log and the one about to be rotated count as well.
     let spare = max_files.saturating_sub(2);
     let remove_count = old.len().saturating_sub(spare);
     for path in old.drain(..remove_count) {

@@ -1,7 +1,11 @@
-//! Images that nobody uses: which go, and when. [`plan`] is pure.
+//! Image garbage collection: decides which unused images are removed, and removes them. [`plan_gc`]
+//! does no I/O.
 //!
-//! As upstream has it: all that were not used for longer than is allowed, and when their disk is too full, the longest
-//! unused first, until enough is freed by what their sizes say.
+//! As upstream, images unused for longer than the maximum age are removed first. If the disk usage
+//! exceeds the high threshold, the least recently used images follow, until their sizes add up to
+//! the required amount.
+//!
+//! Upstream: `pkg/kubelet/images/image_gc_manager.go`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,18 +13,18 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use runtime::cri::ImageSpec;
 
-use super::pressure;
+use super::eviction;
 use crate::Node;
 
-/// When images go; the defaults are upstream's.
+/// The image garbage collection policy. Defaults are upstream's.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageGcPolicy {
-    /// Percent of their disk at which unused ones are removed, and down to which.
+    /// The disk usage in percent that starts the collection, and the one to reach.
     pub high_threshold_percent: u64,
     pub low_threshold_percent: u64,
-    /// An image is left alone for this long after it was first seen.
+    /// The minimum age of an image since it was first detected.
     pub min_age: SignedDuration,
-    /// One that was not used for this long goes in any case; zero for never.
+    /// Images unused for longer are always removed. Zero disables this.
     pub max_age: SignedDuration,
 }
 
@@ -35,16 +39,16 @@ impl Default for ImageGcPolicy {
     }
 }
 
-/// What is known of images from earlier looks.
+/// When images were detected and used, from earlier runs.
 #[derive(Default)]
 pub struct ImageRecords {
-    /// When the first look was.
+    /// The time of the first run.
     first_sync: Option<Timestamp>,
-    /// When each was first seen, and last seen in use.
+    /// When each image was first detected and last used, by ID.
     images: BTreeMap<String, (Timestamp, Timestamp)>,
 }
 
-/// An image that nobody uses.
+/// An image that no container or volume uses.
 #[derive(Clone, Debug, PartialEq)]
 struct UnusedImage {
     id: String,
@@ -53,7 +57,7 @@ struct UnusedImage {
     last_used: Timestamp,
 }
 
-/// The disk that images are on.
+/// The filesystem of the images.
 #[derive(Clone, Copy, Debug)]
 struct ImageFs {
     available: u64,
@@ -67,18 +71,18 @@ impl ImageFs {
     }
 }
 
-/// What is to be done.
+/// The result of a collection run.
 #[derive(Debug, Default, PartialEq)]
 struct GcPlan {
-    /// Those to remove, in this order.
+    /// The IDs of the images to remove, in this order.
     remove: Vec<String>,
-    /// Bytes that are missing although they all go.
+    /// Not enough bytes are freed, although all candidates are removed.
     is_insufficient: bool,
-    /// Bytes that removing for want of space frees.
+    /// The bytes that images removed for disk usage free.
     reclaim_bytes: u64,
 }
 
-/// `unused` is in the order in which they go.
+/// `unused` is sorted by last use.
 fn plan_gc(
     unused: &[UnusedImage],
     policy: &ImageGcPolicy,
@@ -87,6 +91,8 @@ fn plan_gc(
     now: Timestamp,
 ) -> GcPlan {
     let mut plan = GcPlan::default();
+    // Ages are known only since the kubelet started. Before it has run for the maximum age, no
+    // image counts as old.
     let max_age_applies = !policy.max_age.is_zero() && now.duration_since(first_sync) > policy.max_age;
     let is_old =
         |image: &&UnusedImage| max_age_applies && now.duration_since(image.last_used) > policy.max_age;
@@ -109,11 +115,11 @@ fn plan_gc(
     plan
 }
 
-/// Looks what is used, and removes what is to go.
+/// Removes unused images by age and disk usage.
 pub async fn garbage_collect(node: &Arc<Node>) {
     let now = node.ctx.clock.now();
     let Some((unused, first_sync)) = detect_images(node, now).await else { return };
-    let disk = pressure::image_fs_stats(node).await.unwrap_or_default().disk;
+    let disk = eviction::image_fs_stats(node).await.unwrap_or_default().disk;
     let disk = ImageFs { available: disk.available, capacity: disk.capacity };
     let plan = plan_gc(&unused, &node.settings.kubelet_config.image_gc, disk, first_sync, now);
     remove(node, &plan.remove).await;
@@ -134,7 +140,7 @@ pub async fn garbage_collect(node: &Arc<Node>) {
     }
 }
 
-/// Removes all images nobody uses, for want of space; whether any went.
+/// Removes all unused images that are old enough, for an eviction. Returns whether any was removed.
 pub async fn remove_all(node: &Arc<Node>) -> bool {
     let now = node.ctx.clock.now();
     let Some((unused, _)) = detect_images(node, now).await else { return false };
@@ -143,12 +149,12 @@ pub async fn remove_all(node: &Arc<Node>) -> bool {
     remove(node, &old_enough.map(|image| image.id).collect::<Vec<_>>()).await
 }
 
-/// The images nobody uses, in the order in which they go, and when the first look was.
+/// The unused images sorted by last use, and the time of the first run.
 async fn detect_images(node: &Node, now: Timestamp) -> Option<(Vec<UnusedImage>, Timestamp)> {
     let (images, containers) = (node.runtime.images().await.ok()?, node.runtime.containers(&[]).await.ok()?);
     let ids: Vec<&str> = images.iter().map(|image| image.id.as_str()).collect();
     node.pulled.prune(&ids, now);
-    // What holds pods together is needed although nothing seems to use it.
+    // No container refers to the sandbox image.
     let sandbox = sandbox_image(node).await;
     let mounted = mounted_images(node).await?;
     let used: BTreeSet<&str> = containers
@@ -170,7 +176,7 @@ async fn detect_images(node: &Node, now: Timestamp) -> Option<(Vec<UnusedImage>,
     for image in &images {
         let names = image.repo_tags.iter().chain(&image.repo_digests).chain([&image.id]);
         let is_used = names.into_iter().any(|name| used.contains(name.as_str()) || *name == sandbox);
-        // One that is seen for the first time has never been used, as far as anybody knows.
+        // A new image counts as never used, as upstream.
         let (first_detected, last_used) =
             state.image_records.images.entry(image.id.clone()).or_insert((now, Timestamp::UNIX_EPOCH));
         if is_used {
@@ -190,7 +196,7 @@ async fn detect_images(node: &Node, now: Timestamp) -> Option<(Vec<UnusedImage>,
     Some((unused, first_sync))
 }
 
-/// The images that pods of this node have as volumes.
+/// The IDs of the images that pods of this node mount as volumes.
 async fn mounted_images(node: &Node) -> Option<Vec<String>> {
     let mut ids = Vec::new();
     for pod in node.pods() {
@@ -209,7 +215,7 @@ async fn remove(node: &Node, ids: &[String]) -> bool {
         let spec = ImageSpec { image: id.clone(), ..ImageSpec::default() };
         match node.runtime.remove_image(&spec).await {
             Ok(()) => any = true,
-            Err(error) => tracing::warn!(%error, id, "cannot remove an image"),
+            Err(error) => tracing::warn!(%error, id, "failed to remove an image"),
         }
     }
     any
@@ -221,7 +227,7 @@ async fn sandbox_image(node: &Node) -> String {
     config.and_then(|config| config["sandboxImage"].as_str().map(str::to_owned)).unwrap_or_default()
 }
 
-/// Bytes for people.
+/// Formats bytes with a binary unit.
 fn format_bytes(bytes: u64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     let unit = units.into_iter().find(|(bits, _)| bytes >> bits > 0);
@@ -235,7 +241,8 @@ fn format_bytes(bytes: u64) -> String {
 mod tests {
     use super::*;
 
-    /// Images as `name:bytes:first seen:last used`, in minutes ago; what goes of them.
+    /// Checks what is removed. Images are `name:bytes:first detected:last used`, with times in
+    /// minutes ago.
     #[track_caller]
     fn check(images: &str, used: u64, oldest: i64, expected: &str) {
         let now = Timestamp::from_second(1_000_000).unwrap();
@@ -263,20 +270,20 @@ mod tests {
     fn unused_images_are_removed_by_age_and_disk_usage() {
         let three = "a:60:50:40 b:70:50:30 c:500:50:20";
         check(three, 840, 0, "");
-        // Percents are whole ones.
+        // The usage in percent is rounded up.
         check(three, 841, 0, "a");
-        // 850 of 1000 are used; 50 have to go.
+        // 850 of 1000 are used, so 50 must be freed.
         check(three, 850, 0, "a");
         check(three, 900, 0, "a b");
         check(three, 1000, 0, "a b c");
         check("a:60:50:40 b:70:50:30", 1000, 0, "a b and not enough");
         check("", 900, 0, " and not enough");
-        // Too young to go for want of space.
+        // Younger than the minimum age.
         check("young:60:1:99 b:70:50:30", 850, 0, "b");
-        // Too old, whatever there is of space, and what they free is not counted on.
+        // Older than the maximum age, whatever the disk usage. Their bytes do not count as freed.
         check(three, 100, 35, "a");
         check(three, 850, 35, "a b");
-        // Not before that time has passed since anybody looks.
+        // Not before the kubelet has run for the maximum age.
         check(three, 100, 60, "");
     }
 

@@ -14,7 +14,7 @@ fn pod_with_requests(name: &str, priority: i32, memory: &str) -> Arc<Pod> {
 
 const MI: u64 = 1 << 20;
 
-/// There was enough of everything.
+/// No threshold was met before.
 fn no_signals_met() -> ReclaimState<'static> {
     static MET_SIGNALS: BTreeSet<&str> = BTreeSet::new();
     ReclaimState { met_signals: &MET_SIGNALS, reclaim: &EvictionThresholds::NONE }
@@ -78,7 +78,6 @@ fn detects_thresholds_met() {
         &["ephemeral-storage"],
     );
     check(SignalObservations { image_inodes: left(4_999, 100_000), ..no_pressure.clone() }, &["inodes"]);
-    // What cannot be read is no reason to put anybody out.
     check(SignalObservations::default(), &[]);
     let pid_limits =
         EvictionThresholds { processes: ThresholdValue::Percent(20), ..EvictionThresholds::default() };
@@ -95,7 +94,7 @@ fn filesystem_comparison_uses_device() {
     std::fs::create_dir(&within).expect("a directory");
     let [one, same, other] = [dir.path(), &within, Path::new("/proc")].map(FilesystemStats::for_path);
     assert!(one.is_some() && other.is_some());
-    // However much somebody has written between the two looks.
+    // Another amount of free space does not matter.
     let same =
         same.map(|room| FilesystemStats { disk: SignalObservation { available: 1, ..room.disk }, ..room });
     assert!(!are_different_devices(one.as_ref(), same.as_ref()));
@@ -228,7 +227,7 @@ fn soft_threshold_requires_grace_period() {
     let mut since = BTreeMap::new();
     let mut check = |second: i64, available: u64, expected: usize| {
         let memory = SignalObservation { available, capacity: 8 << 30 };
-        // Pods may use all they have, as far as this is about them.
+        // A soft `memory` threshold does not apply to the memory of all pods.
         let pods_memory = SignalObservation { available: 0, capacity: 8 << 30 };
         let signals = SignalObservations { memory, pods_memory, ..SignalObservations::default() };
         assert_eq!(
@@ -242,7 +241,7 @@ fn soft_threshold_requires_grace_period() {
     check(10, 400 * MI, 0);
     check(60, 400 * MI, 0);
     check(100, 400 * MI, 1);
-    // There was enough meanwhile, so it begins anew.
+    // The shortage has ended, so the grace period starts again.
     check(110, 600 * MI, 0);
     check(120, 400 * MI, 0);
     check(210, 400 * MI, 1);

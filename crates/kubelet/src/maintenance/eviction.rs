@@ -1,4 +1,5 @@
-//! When a node is short of something, and which pod has to go. Pure but for [`Signals::read`].
+//! Eviction thresholds: detects shortages and selects the pod to evict. Does no I/O except for
+//! reading the signals. Upstream: `pkg/kubelet/eviction`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt as _;
@@ -12,12 +13,13 @@ use schema::quantity::Quantity;
 
 use crate::{Node, cgroups, stats};
 
-/// A shortage is said to last this long after it was last seen, so that pods do not come and go.
+/// The default time that a pressure condition outlasts the shortage, so that pods do not come and
+/// go.
 pub const PRESSURE_TRANSITION_PERIOD: SignedDuration = SignedDuration::from_secs(300);
-/// Whoever has this priority is needed by the node itself.
+/// The lowest priority of a critical pod.
 const SYSTEM_CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
-/// So much of something.
+/// The value of a threshold: a quantity or a percentage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ThresholdValue {
     Number(u64),
@@ -25,7 +27,7 @@ pub enum ThresholdValue {
 }
 
 impl ThresholdValue {
-    /// As a number, of what there is in all.
+    /// The value as a number, for this capacity.
     pub fn to_number(self, capacity: u64) -> u64 {
         match self {
             ThresholdValue::Number(number) => number,
@@ -34,7 +36,7 @@ impl ThresholdValue {
     }
 }
 
-/// What there was too little of, and how much more than its limit there must be until that is over.
+/// The signals that were met before, and the minimum reclaim that ends their shortage.
 pub struct ReclaimState<'a> {
     pub met_signals: &'a BTreeSet<&'static str>,
     pub reclaim: &'a EvictionThresholds,
@@ -47,11 +49,11 @@ impl ReclaimState<'_> {
     }
 }
 
-/// How much must be left.
+/// An eviction threshold for each signal.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EvictionThresholds {
     pub memory: ThresholdValue,
-    /// Of what there is for pods, besides `memory`, which must be left of that too.
+    /// For the memory limit of all pods. The larger of this and `memory` applies.
     pub pods_memory: ThresholdValue,
     pub disk: ThresholdValue,
     pub inodes: ThresholdValue,
@@ -74,7 +76,7 @@ impl Default for EvictionThresholds {
 }
 
 impl EvictionThresholds {
-    /// Nothing has to be left of anything.
+    /// No threshold for any signal.
     pub const NONE: EvictionThresholds = {
         let nothing = ThresholdValue::Number(0);
         EvictionThresholds {
@@ -88,7 +90,7 @@ impl EvictionThresholds {
         }
     };
 
-    /// By the name that upstream has for what is looked at.
+    /// The threshold of a signal by upstream's name.
     pub fn threshold_mut(&mut self, signal: &str) -> Option<&mut ThresholdValue> {
         Some(match signal {
             MEMORY => &mut self.memory,
@@ -104,26 +106,27 @@ impl EvictionThresholds {
 }
 
 const MEMORY: &str = "memory.available";
-/// What pods have left of what there is for them.
+/// The memory that is left below the limit of all pods.
 const PODS_MEMORY: &str = "allocatableMemory.available";
 const DISK: &str = "nodefs.available";
 const INODES: &str = "nodefs.inodesFree";
 const IMAGE_DISK: &str = "imagefs.available";
 const IMAGE_INODES: &str = "imagefs.inodesFree";
 const PROCESSES: &str = "pid.available";
-/// What thresholds can be named for,
+/// The signals that thresholds can be set for.
 pub const SIGNALS: [&str; 7] = [MEMORY, PODS_MEMORY, DISK, INODES, IMAGE_DISK, IMAGE_INODES, PROCESSES];
-/// and for what upstream takes them without heeding them: what containers write is on one of the two disks above, and has
-/// its threshold.
+/// Signals that upstream accepts but overrides: containers write to one of the two filesystems
+/// above, whose threshold applies.
 pub const IGNORED_SIGNALS: [&str; 2] = ["containerfs.available", "containerfs.inodesFree"];
 
-/// How much should be left: with less, pods are asked to go after a while, and have time for it.
+/// Soft eviction: thresholds that must be met for a grace period, and evicted pods have time to
+/// terminate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SoftEviction {
     pub limits: EvictionThresholds,
-    /// How long there may be less, by what is looked at.
+    /// The grace period by signal.
     pub grace_by_signal: BTreeMap<String, SignedDuration>,
-    /// How many seconds a pod has at most.
+    /// The maximum termination grace period of an evicted pod, in seconds.
     pub max_pod_grace_seconds: i64,
 }
 
@@ -138,8 +141,8 @@ impl Default for SoftEviction {
 }
 
 impl SoftEviction {
-    /// What there is less of than there should be. What must be left of the node's memory must be left of the pods' only
-    /// where that is a hard limit.
+    /// The soft thresholds that are met. Only a hard `memory` threshold applies to the memory of
+    /// all pods as well.
     pub fn thresholds_met(
         &self,
         signals: &SignalObservations,
@@ -148,7 +151,8 @@ impl SoftEviction {
         self.limits.evaluate(signals, before)
     }
 
-    /// What there has been too little of for too long. `since` says from when on, and is kept true.
+    /// The thresholds that are met for longer than their grace period. Updates `since`, the start
+    /// of each shortage.
     pub fn thresholds_past_grace_period(
         &self,
         signals: &SignalObservations,
@@ -168,14 +172,14 @@ impl SoftEviction {
     }
 }
 
-/// What is left of what there is.
+/// The value of a signal.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SignalObservation {
     pub available: u64,
     pub capacity: u64,
 }
 
-/// How much is left of everything.
+/// The values of all signals.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SignalObservations {
     pub memory: SignalObservation,
@@ -185,14 +189,14 @@ pub struct SignalObservations {
     pub image_disk: SignalObservation,
     pub image_inodes: SignalObservation,
     pub processes: SignalObservation,
-    /// Images, and what containers write, are on a disk of their own.
+    /// The runtime stores images and writable layers on a filesystem of its own.
     pub has_dedicated_image_fs: bool,
 }
 
-/// What there is too little of.
+/// A threshold that is met.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MetThreshold {
-    /// In upstream's words.
+    /// Upstream's name of the signal.
     pub signal: &'static str,
     pub threshold: u64,
     pub available: u64,
@@ -212,7 +216,7 @@ impl MetThreshold {
         matches!(self.signal, DISK | IMAGE_DISK | INODES | IMAGE_INODES)
     }
 
-    /// What takes room on the disk that is short: images with what containers write, and pods' volumes with their logs.
+    /// What uses the filesystem of the signal: images with writable layers, and volumes with logs.
     pub fn usage_sources(&self, has_dedicated_image_fs: bool) -> [bool; 2] {
         let of_images = matches!(self.signal, IMAGE_DISK | IMAGE_INODES);
         [!has_dedicated_image_fs || of_images, !has_dedicated_image_fs || !of_images]
@@ -220,7 +224,8 @@ impl MetThreshold {
 }
 
 impl EvictionThresholds {
-    /// What there is too little of, memory first. What must be left of the node's must be left of the pods' too.
+    /// The hard thresholds that are met, memory first. The `memory` threshold applies to the memory
+    /// of all pods as well.
     pub fn thresholds_met(
         &self,
         signals: &SignalObservations,
@@ -232,7 +237,7 @@ impl EvictionThresholds {
             .evaluate(signals, before)
     }
 
-    /// What there is too little of by what is said of each.
+    /// The thresholds that are met, each by its own signal.
     fn evaluate(&self, signals: &SignalObservations, before: &ReclaimState<'_>) -> Vec<MetThreshold> {
         let all = [
             (MEMORY, signals.memory, self.memory),
@@ -243,7 +248,7 @@ impl EvictionThresholds {
             (IMAGE_INODES, signals.image_inodes, self.image_inodes),
             (PROCESSES, signals.processes, self.processes),
         ];
-        // What cannot be read is no reason to put anybody out.
+        // A signal that cannot be read must not cause evictions.
         let known = all.into_iter().filter(|(_, left, _)| left.capacity > 0);
         let met = known.filter_map(|(signal, left, limit)| {
             let (threshold, available) = (limit.to_number(left.capacity), left.available);
@@ -254,7 +259,7 @@ impl EvictionThresholds {
     }
 }
 
-/// Since when each shortage was last seen.
+/// When each kind of pressure was last observed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LastPressure {
     memory: Option<Timestamp>,
@@ -267,7 +272,7 @@ impl LastPressure {
         self.observe_signals(met.iter().map(|met| met.signal), now);
     }
 
-    /// The same by what is looked at.
+    /// Like `observe`, by signal names.
     pub fn observe_signals<'s>(&mut self, signals: impl Iterator<Item = &'s str>, now: Timestamp) {
         for signal in signals {
             let seen = match signal {
@@ -279,7 +284,7 @@ impl LastPressure {
         }
     }
 
-    /// Whether there is, or was lately, too little memory, disk, processes.
+    /// Whether there is memory, disk and PID pressure, now or within the transition period.
     pub fn is_active(&self, now: Timestamp, transition_period: SignedDuration) -> [bool; 3] {
         [self.memory, self.disk, self.processes]
             .map(|seen| seen.is_some_and(|seen| now.duration_since(seen) < transition_period))
@@ -320,7 +325,7 @@ impl SignalObservations {
     }
 }
 
-/// What is left of a disk, and which one it is.
+/// The free space of a filesystem and its device number.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct FilesystemStats {
     pub disk: SignalObservation,
@@ -336,18 +341,19 @@ impl FilesystemStats {
     }
 }
 
-/// Two that are known to be different disks. How much is left of them tells nothing: it changes between two looks.
+/// Whether both filesystems are known and differ. Compares devices, since free space changes
+/// between two reads.
 fn are_different_devices(one: Option<&FilesystemStats>, other: Option<&FilesystemStats>) -> bool {
     one.zip(other).is_some_and(|(one, other)| one.device != other.device)
 }
 
-/// What is left of the disk images are on.
+/// The filesystem of the images.
 pub(crate) async fn image_fs_stats(node: &Node) -> Option<FilesystemStats> {
     let usage = node.runtime.image_filesystems().await.ok()?.into_iter().next()?;
     FilesystemStats::for_path(Path::new(&usage.fs_id?.mountpoint))
 }
 
-/// What is reserved for others is neither left nor ours to fill.
+/// Blocks reserved for root count neither as available nor as capacity.
 fn block_stats(stat: &rustix::fs::StatVfs) -> SignalObservation {
     let available = stat.f_bavail * stat.f_frsize;
     SignalObservation {
@@ -356,7 +362,7 @@ fn block_stats(stat: &rustix::fs::StatVfs) -> SignalObservation {
     }
 }
 
-/// Whether a pod may be put out: it has not ended, and the node can do without it.
+/// Whether a pod may be evicted: it runs and is not critical.
 pub fn can_be_evicted(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     let critical = priority(pod) >= SYSTEM_CRITICAL_PRIORITY
@@ -368,7 +374,8 @@ fn priority(pod: &Pod) -> i32 {
     pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0)
 }
 
-/// The first to go: those above what they asked for, the less important, those furthest above it.
+/// Selects the pod to evict: those that exceed their requests first, then by priority, then by the
+/// excess.
 pub fn select_pod(met: &MetThreshold, mut pods: Vec<(Arc<Pod>, u64)>) -> Option<(Arc<Pod>, u64)> {
     pods.sort_by_key(|(pod, usage)| {
         let requested = requests(pod, met.resource());
@@ -391,7 +398,7 @@ fn bytes(text: &str) -> Option<u64> {
     u64::try_from(Quantity::parse(text).ok()?.value()).ok()
 }
 
-/// Why this pod, in upstream's words.
+/// The eviction message, as upstream has it.
 pub fn eviction_message(met: &MetThreshold, pod: &Pod, usage: u64) -> String {
     let MetThreshold { threshold, available, .. } = met;
     let resource = met.resource();
@@ -416,7 +423,7 @@ pub fn eviction_message(met: &MetThreshold, pod: &Pod, usage: u64) -> String {
     text
 }
 
-/// As quantities of bytes are written.
+/// Formats bytes as a quantity.
 fn format_bytes(bytes: u64) -> String {
     match bytes {
         0 => "0".to_owned(),
@@ -427,7 +434,7 @@ fn format_bytes(bytes: u64) -> String {
     }
 }
 
-/// Whether anything limits the disk this pod may use.
+/// Whether the pod has local storage limits that the eviction manager enforces.
 pub fn has_disk_limits(pod: &Pod) -> bool {
     let Some(spec) = &pod.spec else { return false };
     let volumes = spec.volumes.iter().flatten();
@@ -441,7 +448,7 @@ fn disk_limit(container: &Container) -> Option<(u64, String)> {
     Some((bytes(&limit.0)?, limit.0.clone()))
 }
 
-/// What is wrong with a pod that uses more disk than it may; `None` for one that does not.
+/// Why a pod exceeds its local storage limits. `None` if it does not.
 pub fn limit_exceeded_message(
     pod: &Pod,
     container: &dyn Fn(&str) -> u64,
