@@ -1,7 +1,7 @@
-//! The messages of CRI v1, as far as a kubelet uses them: names and numbers are the protocol's own.
+//! CRI v1 protobuf messages (`k8s.io/cri-api`), limited to the fields that a kubelet uses.
 //!
-//! Kept as structs with their field numbers rather than generated at build time, which would need a
-//! protobuf compiler on every machine that builds this.
+//! The field numbers are written by hand. Generating the structs from `api.proto` would need a protobuf
+//! compiler on every build machine (ADR 7).
 
 mod container;
 mod image;
@@ -15,25 +15,25 @@ pub use node::*;
 pub use sandbox::*;
 pub use stats::*;
 
-/// Answers and questions that say nothing.
+/// A request or response without fields.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Empty {}
 
-/// Which pod or container, and nothing else: requests that only name it share field number 1.
+/// A request that names only a pod sandbox or container. All such CRI requests carry the ID in field 1.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Id {
     #[prost(string, tag = 1)]
     pub id: String,
 }
 
-/// A state that may be missing, be it a pod's or a container's.
+/// `PodSandboxStateValue` and `ContainerStateValue`: the optional state of a filter.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct StateValue {
     #[prost(int32, tag = 1)]
     pub state: i32,
 }
 
-/// Where to stream to or from.
+/// Response of `Exec`, `Attach` and `PortForward`: the URL of the streaming server.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Url {
     #[prost(string, tag = 1)]

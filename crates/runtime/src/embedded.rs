@@ -1,8 +1,10 @@
-//! Containers with nothing else installed: images, file systems, namespaces, cgroups and networks by ourselves.
+//! The embedded container runtime: images, filesystems, namespaces, cgroups and pod networks without
+//! containerd or runc.
 //!
-//! Each pod lives in a process of its own ([`supervisor`]) that outlives this one. Here is what skiff knows of them
-//! ([`pods`]) and what CRI asks for ([`calls`]); what a pod becomes in the kernel's terms is decided in [`translate`]
-//! and carried out by the supervisor. Read [`Embedded::open`].
+//! Each pod runs below a supervisor process of its own ([`supervisor`]) that outlives this process.
+//! [`pods`] holds the state of pods and [`calls`] implements the CRI calls. [`translate`] converts CRI
+//! configuration to the supervisor's spec ([`spec`]), and the supervisor only applies it. Start reading
+//! at [`Embedded::open`].
 
 mod calls;
 mod capability;
@@ -50,34 +52,35 @@ pub use network::Cni;
 pub use serve::{GrpcReply, listen, serve, serve_with};
 pub use supervisor::supervise;
 
-/// The cgroup of the supervisors of all nodes on this host, where there is one tree of cgroups.
+/// Cgroup of the supervisors of all nodes on this host, on hosts with the unified hierarchy (cgroup
+/// v2).
 pub const SUPERVISORS_CGROUP: &str = "/skiff/supervisors";
-/// The beginning of the names of pods' links on this node.
+/// Prefix of the names of the pods' host-side links.
 pub const LINK_NAME_PREFIX: &str = "skp";
 
-/// Where things are and what they are called.
+/// Paths and settings of the embedded runtime.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where pods and images are kept.
+    /// Data directory of pods and images.
     pub root: PathBuf,
-    /// The program whose `supervise` a pod is run by; this one, unless it is a test.
+    /// Executable that is run as `<program> supervise`; the current executable, except in tests.
     pub program: PathBuf,
     pub bridge: String,
-    /// The addresses of pods until the node is told its own.
+    /// Pod CIDRs until the node has been assigned its own.
     pub ranges: Vec<Cidr>,
     pub cni: Cni,
-    /// What there is to say about registries, as k3s' `registries.yaml`.
+    /// Path of the registry configuration, in the format of k3s' `registries.yaml`.
     pub registries: PathBuf,
-    /// Whether registries that have mirrors there are not asked themselves.
+    /// Whether a registry with configured mirrors is never contacted itself.
     pub mirrors_only: bool,
-    /// Where seccomp profiles are looked for.
+    /// Directory of `Localhost` seccomp profiles.
     pub seccomp_profiles: PathBuf,
-    /// The ports of this machine that pods ask for which were made over the socket. Those of a kubelet in this process
-    /// are the business of who knows its pods.
+    /// Host ports of pods that were created over the CRI socket. Those of the in-process kubelet's pods
+    /// are not included; they are derived from its pods.
     pub host_ports: watch::Sender<Vec<HostPort>>,
 }
 
-/// The runtime.
+/// The embedded implementation of [`crate::Runtime`].
 #[derive(Clone)]
 pub struct Embedded {
     inner: Arc<Inner>,
@@ -90,31 +93,33 @@ struct Inner {
     pool: Pool,
     ranges: RwLock<Vec<Cidr>>,
     cgroups: Cgroups,
-    /// A mount of the program that nothing can be written through.
+    /// A read-only mount of the supervisor executable.
     program: OwnedFd,
     streams: streams::StreamServer,
     events: EventPublisher,
-    /// Notified when networks of pods are to be compared with what they should be.
+    /// Requests a comparison of the pod networks with their expected state.
     networks: Arc<Notify>,
-    /// Whether there may be pieces of images that are gone; also from before skiff was started.
+    /// Whether unreferenced image data may exist, including data of an earlier run.
     needs_collection: AtomicBool,
 }
 
 impl Embedded {
-    /// Finds the pods that an earlier skiff left, and removes what is left of those that are gone.
+    /// Opens the runtime: recovers the pods of an earlier run and removes the remains of pods that no
+    /// longer exist.
     pub async fn open(config: Config) -> Result<Embedded> {
         let pods_dir = config.root.join("pods");
-        std::fs::create_dir_all(&pods_dir).map_err(failed("make the directory of pods"))?;
+        std::fs::create_dir_all(&pods_dir).map_err(failed("create the pods directory"))?;
         sys::trees::set_topdir_flag(&pods_dir);
-        // Where they were once written down.
+        // Older versions recorded addresses here.
         let _ = std::fs::remove_dir_all(config.root.join("addresses"));
-        let images = image::Store::open(&config.root.join("images")).map_err(failed("open the images"))?;
+        let images =
+            image::Store::open(&config.root.join("images")).map_err(failed("open the image store"))?;
         images.clean();
-        mountpoint_layer::create(&config.root).map_err(failed("make a layer of mount points"))?;
-        let cgroups = Cgroups::of_host().map_err(failed("find cgroups"))?;
+        mountpoint_layer::create(&config.root).map_err(failed("create the mount point layers"))?;
+        let cgroups = Cgroups::of_host().map_err(failed("detect the cgroup hierarchies"))?;
         let program =
-            launch::open_program(&config.program).map_err(failed("open the supervisor's program"))?;
-        let streams = streams::StreamServer::start().await.map_err(failed("serve streams"))?;
+            launch::open_program(&config.program).map_err(failed("open the supervisor executable"))?;
+        let streams = streams::StreamServer::start().await.map_err(failed("start the streaming server"))?;
         let ranges = RwLock::new(config.ranges.clone());
         let (pods, pool, events) = (Pods::default(), Pool::default(), EventPublisher::default());
         let needs_collection = AtomicBool::new(true);
@@ -150,18 +155,19 @@ impl Embedded {
                     let own = self.clone();
                     found.push(tokio::spawn(async move { own.take_over(pod).await }));
                 }
-                // It was not yet a pod when skiff was killed, or the power was cut while it was written down.
+                // Skiff was killed or the power failed before the record was complete.
                 Err(error) if record::is_missing(&error) => drop(sys::trees::remove(&entry.path())),
-                // It may well be one that runs, and keeps its link. It is to end: another one will be made, and they
-                // must not both have its volumes.
+                // The pod may be running, so its link is kept. Stop it: the kubelet creates a
+                // replacement, and the two must not use the same volumes at once.
                 Err(error) => {
-                    tracing::warn!(%error, pod = %entry.path().display(), "cannot read a pod, ending it");
+                    tracing::warn!(%error, pod = %entry.path().display(), "cannot read pod record, stopping the pod");
                     let _ = supervisor_client::call(&entry.path(), &protocol::SupervisorRequest::Stop).await;
                     known.insert(entry.file_name().to_string_lossy().into_owned());
                 }
             }
         }
-        // One that does not answer must not keep the others waiting.
+        // All pods are recovered in parallel, so that one unresponsive supervisor does not delay the
+        // others.
         for task in found {
             let _ = task.await;
         }
@@ -177,10 +183,12 @@ impl Embedded {
 
     async fn take_over(&self, pod: Arc<Pod>) {
         if pod.record.lock().is_unfinished {
-            // Skiff was killed before the pod had its network; another one will be made.
+            // Skiff was killed before the pod had its network. The pod is stopped and a new sandbox
+            // replaces it.
             let _ = supervisor_client::call(&pod.directory, &protocol::SupervisorRequest::Stop).await;
         }
-        // One that has ended has no address any more, though it is written down; another may have it.
+        // A pod without a supervisor no longer owns the addresses in its record; another pod may have
+        // them.
         if self.follow(&pod).await {
             for ip in pod.record.lock().ips.iter().filter_map(|ip| ip.parse().ok()) {
                 self.inner.pool.reserve(ip, &pod.id);
@@ -188,25 +196,26 @@ impl Embedded {
         }
     }
 
-    /// Listens to a pod's supervisor; what is left when it is gone goes too. Answers whether there is one.
+    /// Follows a pod's supervisor and cleans up after it exits. Returns whether there is a supervisor.
     async fn follow(&self, pod: &Arc<Pod>) -> bool {
         let inner = self.inner.clone();
         pod.follow(move |pod| inner.cleanup_pod(&pod)).await
     }
 
-    /// The images of this node.
+    /// The image store.
     pub fn images(&self) -> &image::Store {
         &self.inner.images
     }
 }
 
-/// How many pods run that are recorded under the runtime's directory, whether a runtime does or not.
+/// Counts the running pods recorded under the runtime's data directory. Works without a running
+/// runtime.
 pub fn count_running(root: &Path) -> usize {
     let pods = std::fs::read_dir(root.join("pods")).into_iter().flatten().flatten();
     pods.filter(|pod| supervisor_client::has_supervisor(&pod.path())).count()
 }
 
-/// The layers that containers stand on, by what is written down under the runtime's directory.
+/// The image layers in use by containers recorded under the runtime's data directory.
 pub fn layers_in_use(root: &Path) -> std::io::Result<BTreeSet<String>> {
     let mut layers = BTreeSet::new();
     let events = EventPublisher::default();
@@ -232,7 +241,8 @@ impl Inner {
         self.config.root.join("pods")
     }
 
-    /// Ends whatever a pod without a supervisor has left.
+    /// Cleans up after a pod whose supervisor is gone: kills its cgroups, deletes its link, updates the
+    /// host ports.
     fn cleanup_pod(&self, pod: &Pod) {
         let config = pod.record.lock().config.clone().unwrap_or_default();
         for id in pod.containers.lock().keys() {
@@ -242,7 +252,7 @@ impl Inner {
         self.publish_host_ports();
     }
 
-    /// Says which ports of this machine are wanted now.
+    /// Publishes the host ports of the running pods if they have changed.
     fn publish_host_ports(&self) {
         let mut desired = Vec::new();
         for pod in self.pods.all() {
@@ -268,15 +278,16 @@ impl Inner {
     }
 }
 
-/// Nanoseconds since 1970, as CRI counts them.
+/// Nanoseconds since the Unix epoch, CRI's unit of time.
 fn now() -> i64 {
     i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX)
 }
 
-/// Opens what is at a path below a root, out of which no link leads.
+/// Opens a path below `root`. No symlink can lead out of it.
 fn open_in_root(root: impl std::os::fd::AsFd, path: impl AsRef<Path>) -> rustix::io::Result<OwnedFd> {
     use rustix::fs::{Mode, OFlags, ResolveFlags};
-    /// The kernel gives up on `..` while anything is mounted or renamed anywhere, which passes.
+    /// `openat2` with `RESOLVE_IN_ROOT` fails with `EAGAIN` for paths with `..` when anything on the
+    /// host is mounted or renamed at the same time.
     const MAX_OPEN_ATTEMPTS: usize = 1000;
     let inside = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let open =
@@ -287,7 +298,7 @@ fn open_in_root(root: impl std::os::fd::AsFd, path: impl AsRef<Path>) -> rustix:
         .unwrap_or(Err(rustix::io::Errno::AGAIN))
 }
 
-/// The name of a pod's link on this node; the kernel allows 15 letters.
+/// The name of a pod's host-side link, within the kernel's limit of 15 characters.
 fn link_name(id: &str) -> String {
     format!("{LINK_NAME_PREFIX}{}", id.get(..12).unwrap_or(id))
 }
@@ -300,7 +311,7 @@ fn call_error(call: &'static str, message: impl Into<String>) -> Error {
     Error::Rejected { call, code: ErrorCode::Other, message: message.into() }
 }
 
-/// An error with all its causes, for a message that stands alone.
+/// Formats an error with all its sources.
 fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

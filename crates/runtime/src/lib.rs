@@ -1,8 +1,8 @@
-//! How containers are run: a trait with the shape of CRI (DESIGN D7), CRI itself over its socket, and a runtime of our
-//! own.
+//! Container runtimes: the trait [`Runtime`], which has the shape of CRI v1, and its implementations.
+//! [`Remote`] is any CRI runtime over its socket; [`embedded`] needs nothing installed.
 //!
-//! The kubelet sees only [`Runtime`]. Knows no API objects: what a pod becomes in these terms is the kubelet's
-//! business. Read [`Runtime`], then [`Remote`] or [`embedded`].
+//! The kubelet sees only [`Runtime`]. This crate must not know API objects: the kubelet converts pods
+//! to CRI configuration. Start reading at [`Runtime`], then [`Remote`] or [`embedded`].
 
 pub mod cri;
 pub mod embedded;
@@ -26,7 +26,7 @@ pub use remote::Remote;
 pub use socket::{GrpcClient, RpcError};
 pub use tonic::Code as RefusalCode;
 
-/// Why the runtime did not do as it was asked.
+/// The error of a runtime call.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("{call}: {message}")]
@@ -35,11 +35,11 @@ pub enum Error {
     Unreachable { socket: PathBuf, message: String },
 }
 
-/// What kind of refusal it is, as far as anybody cares.
+/// The kinds of errors that callers distinguish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorCode {
     NotFound,
-    /// It took longer than was allowed.
+    /// The call exceeded its timeout.
     Timeout,
     Unimplemented,
     Other,
@@ -50,7 +50,7 @@ impl Error {
         matches!(self, Error::Rejected { code: ErrorCode::NotFound, .. })
     }
 
-    /// What the runtime itself said, without who was asked for what.
+    /// The message of the runtime, without the name of the call.
     pub fn message(&self) -> String {
         match self {
             Error::Rejected { message, .. } => message.clone(),
@@ -59,46 +59,46 @@ impl Error {
     }
 }
 
-/// How often a runtime is asked what it has that does not tell by itself.
+/// The poll interval of runtimes without events.
 const DEFAULT_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Runs pods and containers. Every call may be repeated; what is done already is no failure.
+/// A container runtime. Calls can be repeated: what is already done is not an error.
 #[async_trait]
 pub trait Runtime: Send + Sync + 'static {
     async fn version(&self) -> Result<VersionResponse>;
     async fn status(&self) -> Result<StatusResponse>;
-    /// What the runtime says of itself beyond what was agreed on, by topic, mostly JSON.
+    /// The runtime's verbose status by topic, mostly JSON.
     async fn details(&self) -> Result<BTreeMap<String, String>> {
         Ok(BTreeMap::new())
     }
-    /// Whether containers can be given what is mounted here. Elsewhere nobody would see more of it than an empty directory.
+    /// Whether containers can use what is mounted in this process's mount namespace. Otherwise they
+    /// would see only empty mount points.
     async fn shares_mount_namespace(&self) -> bool {
         true
     }
-    /// Tells which addresses this node's pods get, where the runtime cares.
+    /// Passes the node's pod CIDRs to the runtime.
     async fn set_pod_cidr(&self, cidr: &str) -> Result<()>;
 
-    /// Waits until something may have happened to pods or containers since this answered last; 0 is for the first time.
-    /// Most runtimes do not tell, so that it is time to look again after a while.
+    /// Waits until pods or containers may have changed. `since` is the result of the last call, 0 for
+    /// the first. By default, for runtimes without events, it returns after the poll interval.
     async fn wait_for_change(&self, _since: u64) -> u64 {
         tokio::time::sleep(DEFAULT_POLL_INTERVAL).await;
         0
     }
 
-    /// Removes what it has forgotten when it was killed, and says how much that was. For one that forgets nothing there
-    /// is nothing to do.
+    /// Removes what a killed runtime has left behind, and returns the number of removed objects.
     async fn remove_orphans(&self) -> Result<usize> {
         Ok(0)
     }
 
-    /// Makes and starts what the containers of a pod share; answers with its id.
+    /// Creates and starts a pod sandbox. Returns its ID.
     async fn run_sandbox(&self, config: &PodSandboxConfig, handler: &str) -> Result<String>;
     async fn stop_sandbox(&self, id: &str) -> Result<()>;
     async fn remove_sandbox(&self, id: &str) -> Result<()>;
     async fn sandbox_status(&self, id: &str) -> Result<PodSandboxStatus>;
-    /// Those with all of these labels.
+    /// The sandboxes that have all of these labels.
     async fn sandboxes(&self, labels: &[(&str, &str)]) -> Result<Vec<PodSandbox>>;
 
     async fn create_container(
@@ -108,27 +108,27 @@ pub trait Runtime: Send + Sync + 'static {
         sandbox_config: &PodSandboxConfig,
     ) -> Result<String>;
     async fn start_container(&self, id: &str) -> Result<()>;
-    /// Asks the container to stop, and makes it after `grace`.
+    /// Sends the stop signal, and SIGKILL after `grace`.
     async fn stop_container(&self, id: &str, grace: Duration) -> Result<()>;
     async fn remove_container(&self, id: &str) -> Result<()>;
     async fn container_status(&self, id: &str) -> Result<ContainerStatus>;
-    /// Those with all of these labels.
+    /// The containers that have all of these labels.
     async fn containers(&self, labels: &[(&str, &str)]) -> Result<Vec<Container>>;
     async fn update_resources(&self, id: &str, resources: &LinuxContainerResources) -> Result<()>;
-    /// Begins a new log file where the old one has been moved away.
+    /// Opens a new log file after the old one was renamed.
     async fn reopen_log(&self, id: &str) -> Result<()>;
     async fn stats(&self) -> Result<Vec<ContainerStats>>;
 
-    /// Runs a command to its end and keeps what it says.
+    /// Runs a command and returns its output and exit code.
     async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration) -> Result<ExecSyncResponse>;
-    /// The address at which a command's streams can be had.
+    /// Returns the URL at which the command's streams are served.
     async fn exec(&self, request: &ExecRequest) -> Result<String>;
     async fn attach(&self, request: &cri::AttachRequest) -> Result<String>;
     async fn port_forward(&self, sandbox: &str, ports: &[i32]) -> Result<String>;
 
     async fn images(&self) -> Result<Vec<Image>>;
     async fn image(&self, image: &ImageSpec) -> Result<Option<Image>>;
-    /// Answers with the reference the image can be used by.
+    /// Returns the reference of the pulled image.
     async fn pull(
         &self,
         image: &ImageSpec,

@@ -1,8 +1,9 @@
-//! What a containerd that was killed has forgotten: shims that it had begun but not noted, and networks of pods that it
-//! did not come to begin. No later containerd looks for them, so whoever uses it does.
+//! Finds and removes what a killed containerd leaves behind: shims that it started and did not record,
+//! and network namespaces of pods that it did not get to start. A later containerd does not clean them
+//! up.
 //!
-//! Found by what the kernel knows: a shim by its command line, which names its containerd, a network by nobody being in
-//! it.
+//! They are found by kernel state: a shim by its command line, which names its containerd, and a
+//! network namespace by having no processes.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -17,22 +18,23 @@ use rustix::process::{Pid, Signal};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags};
 use serde_json::Value;
 
-/// The shims of ordinary containers: what runs in them are their children. Others may keep it elsewhere.
+/// The shims of runc containers, whose processes are children of the shim. Other shims may keep them
+/// elsewhere.
 const SHIM_NAMES: [&str; 2] = ["containerd-shim-runc-v2", "containerd-shim-runc-v1"];
-/// How containerd keeps apart what it runs for Kubernetes.
+/// containerd's namespace for Kubernetes.
 const KUBERNETES_NAMESPACE: &str = "k8s.io";
-/// Between a shim and its first container there is less than a second, mostly.
+/// A shim usually has its first container in less than a second.
 const SHIM_START_TIMEOUT: Duration = Duration::from_secs(15);
-/// A second, as the kernel tells it to programs on all machines that there still are.
+/// `USER_HZ`: clock ticks per second, 100 on all current architectures.
 const TICKS_PER_SECOND: u64 = 100;
 const DEFAULT_NETNS_DIR: &str = "/run/netns";
 const NETNS_NAME_PREFIX: &str = "cni-";
 
-/// A process, and when it began: its number alone may be another's later.
+/// A process identified by PID and start time, since PIDs are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessInstance {
     pid: Pid,
-    /// In the kernel's ticks since it was started itself.
+    /// Clock ticks since boot.
     start_ticks: u64,
 }
 
@@ -81,27 +83,27 @@ impl ProcessInfo {
 
     fn kill(&self) {
         if ProcessInstance::of(self.instance.pid.as_raw_nonzero().get()) == Some(self.instance) {
-            // Fails only when it has gone by itself.
+            // Fails only if it has already exited.
             let _ = rustix::process::kill_process(self.instance.pid, Signal::KILL);
         }
     }
 }
 
-/// Since the kernel was started, by which it says when processes began.
+/// The uptime in clock ticks, the unit of process start times.
 fn uptime_ticks() -> u64 {
     let text = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
     let seconds = text.split('.').next().and_then(|seconds| seconds.parse().ok()).unwrap_or(0_u64);
     seconds.saturating_mul(TICKS_PER_SECOND)
 }
 
-/// The parent of a process and when it began. Its name is in brackets and may have brackets in it.
+/// Parses parent PID and start time. The name is in parentheses and may contain parentheses.
 fn parse_stat(stat: &str) -> Option<(i32, u64)> {
     let rest: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     Some((rest.get(1)?.parse().ok()?, rest.get(19)?.parse().ok()?))
 }
 
-/// Ends shims of the containerd behind `socket` that have had no container for longer than it takes to begin one, unless
-/// they are of pods that it holds to be running. How many there were.
+/// Kills the shims of the containerd at `socket` that have had no container for longer than a start
+/// takes, unless they belong to sandboxes that it reports as running. Returns their number.
 pub fn kill_orphan_shims(socket: &Path, running: &BTreeSet<String>) -> usize {
     let all = ProcessInfo::all();
     let now = uptime_ticks();
@@ -118,7 +120,8 @@ pub fn kill_orphan_shims(socket: &Path, running: &BTreeSet<String>) -> usize {
     all.iter().filter(is_orphan).map(ProcessInfo::kill).count()
 }
 
-/// Ends everything that a containerd has begun for Kubernetes, for when it is itself no more.
+/// Kills everything that a containerd has started for Kubernetes. Called after containerd itself has
+/// exited.
 pub fn kill_all(socket: &Path) {
     let all = ProcessInfo::all();
     let mut to_kill: Vec<&ProcessInfo> = all.iter().filter(|process| process.is_shim_of(socket)).collect();
@@ -131,7 +134,7 @@ pub fn kill_all(socket: &Path) {
     }
 }
 
-/// Where containerd keeps its pods' networks, by its own account of its configuration.
+/// The directory of the pods' network namespaces, from the configuration that containerd reports.
 pub fn netns_dir(config: &str) -> PathBuf {
     let config: Value = serde_json::from_str(config).unwrap_or_default();
     match (config["netnsMountsUnderStateDir"].as_bool(), config["stateDir"].as_str()) {
@@ -140,7 +143,7 @@ pub fn netns_dir(config: &str) -> PathBuf {
     }
 }
 
-/// The network of a pod, by what containerd says of it beyond what was agreed on.
+/// The network namespace of a sandbox, from its verbose status.
 pub fn sandbox_netns(info: &str) -> Option<PathBuf> {
     let info: Value = serde_json::from_str(info).ok()?;
     let namespaces = info.pointer("/runtimeSpec/linux/namespaces")?.as_array()?;
@@ -148,15 +151,15 @@ pub fn sandbox_netns(info: &str) -> Option<PathBuf> {
     network["path"].as_str().map(PathBuf::from)
 }
 
-/// Removes the networks in `dir` in which there is nobody and that no pod is known to have. A pod that is being made is in
-/// its network last, so none may be. How many there were.
+/// Removes the network namespaces in `dir` that have no processes and belong to no known sandbox. No
+/// sandbox may be in creation, since its network namespace gets its process last. Returns their number.
 pub fn remove_unused_netns(
     containerd: ProcessInstance,
     dir: &Path,
     known: &BTreeSet<PathBuf>,
 ) -> io::Result<usize> {
     let is_known = |path: &Path| known.iter().any(|known| known.file_name() == path.file_name());
-    // They are mounts, and seen only by whoever sees containerd's.
+    // They are mounts, visible only in containerd's mount namespace.
     std::thread::scope(|scope| {
         let removal = scope.spawn(|| {
             let pid = containerd.pid.as_raw_nonzero();
@@ -169,18 +172,18 @@ pub fn remove_unused_netns(
             move_into(&mounts)?;
             let mut named = list_netns(dir)?;
             named.retain(|(path, _)| !is_known(path));
-            // Asked after they were listed: one that somebody else makes meanwhile is not among them. Here, where the
-            // processes are those that we see.
+            // Listed after the namespaces, so that one that is created meanwhile is not in the list;
+            // and in this mount namespace, whose /proc has the processes that we see.
             move_into(&own)?;
             let occupied = netns_in_use();
             move_into(&mounts)?;
             remove_unused(&named, &occupied)
         });
-        removal.join().unwrap_or_else(|_| Err(io::Error::other("cannot look at networks")))
+        removal.join().unwrap_or_else(|_| Err(io::Error::other("the cleanup of network namespaces panicked")))
     })
 }
 
-/// The networks that some process is in, as far as we may look.
+/// The inodes of the network namespaces of all visible threads.
 fn netns_in_use() -> BTreeSet<u64> {
     let below =
         |dir: PathBuf| std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -188,23 +191,23 @@ fn netns_in_use() -> BTreeSet<u64> {
     threads.filter_map(|thread| Some(thread.join("ns/net").metadata().ok()?.st_ino())).collect()
 }
 
-/// What looks like the network of a pod, and which it is.
+/// The entries that look like a pod's network namespace, with their inodes.
 fn list_netns(dir: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
     let entries = match std::fs::read_dir(dir) {
-        // There has been no pod yet.
+        // No pod has been created yet.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
     let networks =
         entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(NETNS_NAME_PREFIX));
-    // Those that are gone by now are fine.
+    // Entries that have disappeared are skipped.
     Ok(networks.filter_map(|entry| Some((entry.path(), entry.path().metadata().ok()?.st_ino()))).collect())
 }
 
 fn remove_unused(named: &[(PathBuf, u64)], occupied: &BTreeSet<u64>) -> io::Result<usize> {
     let mut removed = 0;
     for (path, _) in named.iter().filter(|(_, network)| !occupied.contains(network)) {
-        // One that is no mount any more is but a name.
+        // If it is not a mount any more, only the file is left.
         let _ = rustix::mount::unmount(path, UnmountFlags::DETACH);
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

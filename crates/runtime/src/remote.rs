@@ -1,4 +1,4 @@
-//! A CRI runtime over its Unix socket.
+//! A CRI runtime over its Unix socket. Upstream counterpart: `k8s.io/cri-client`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -14,29 +14,31 @@ use crate::cri::*;
 use crate::orphans::{self, ProcessInstance};
 use crate::{DEFAULT_POLL_INTERVAL, Error, ErrorCode, GrpcClient, Result, RpcError, Runtime};
 
-/// What upstream's kubelet allows a runtime for one request.
+/// The default of upstream's `runtimeRequestTimeout`.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
-/// How often one that tells of events is looked at all the same, in case one got lost.
+/// The poll interval of a runtime with events, in case one is lost.
 const FALLBACK_POLL_INTERVAL: Duration = Duration::from_secs(300);
-/// How long a runtime, or whoever asked it before us, may still forget something after it was killed.
+/// How long to scan for orphans after a runtime process is first seen: until then it, or its previous
+/// client, may still leave some.
 const ORPHAN_SCAN_PERIOD: Duration = Duration::from_secs(40);
-/// Images are large and registries far away.
+/// Images may be large and registries slow.
 const PULL_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// containerd, CRI-O or any other.
+/// A CRI runtime such as containerd or CRI-O.
 #[derive(Clone)]
 pub struct Remote {
     socket: GrpcClient,
-    /// Counts its events; nobody counts for one that has none.
+    /// Counts the runtime's events. The sender is dropped if the runtime has none.
     event_count: Arc<OnceLock<watch::Receiver<u64>>>,
-    /// Held by whoever makes a pod, and by whoever wants that nobody does.
+    /// Locked for reading while a sandbox is created, for writing to keep any from being created.
     sandbox_creation: Arc<RwLock<()>>,
-    /// The runtime that is swept, of those that come one after the other: since when it is known, and whether it is done.
+    /// The runtime process that is scanned for orphans, when it was first seen, and whether the scan is
+    /// done.
     orphan_scan: Arc<Mutex<Option<(ProcessInstance, Instant, bool)>>>,
 }
 
 impl Remote {
-    /// `socket` may be written as `unix:///run/…`.
+    /// `socket` may have the form `unix:///run/…`.
     pub fn new(socket: &str) -> Remote {
         Remote {
             socket: GrpcClient::new(socket),
@@ -81,13 +83,13 @@ impl Remote {
         self.call(call, question, REQUEST_TIMEOUT).await
     }
 
-    /// The process that answers, where it can be seen from here.
+    /// The process that serves the socket, if it is visible here.
     async fn server_process(&self) -> Option<ProcessInstance> {
         let stream = UnixStream::connect(self.socket.path()).await.ok()?;
         ProcessInstance::of(stream.peer_cred().ok()?.pid()?)
     }
 
-    /// For questions that only name something, where what is gone already is as good as done.
+    /// For requests that consist of an ID. A missing object is not an error.
     async fn call_allow_not_found(&self, call: &'static str, id: &str) -> Result<()> {
         match self.runtime::<_, Empty>(call, &Id { id: id.to_owned() }).await {
             Err(error) if !error.is_not_found() => Err(error),
@@ -109,16 +111,16 @@ fn map(labels: &[(&str, &str)]) -> BTreeMap<String, String> {
     labels.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
 }
 
-/// An answer must have in it what was asked for.
+/// Fails if a response lacks the requested part.
 fn required<T>(call: &'static str, part: Option<T>) -> Result<T> {
     part.ok_or_else(|| Error::Rejected {
         call,
         code: ErrorCode::Other,
-        message: "the answer is empty".into(),
+        message: "the response is empty".into(),
     })
 }
 
-/// Counts the runtime's events until nobody wants to know, or it turns out that there are none to be had.
+/// Counts the runtime's events until the receiver is dropped or the runtime turns out to have none.
 async fn listen(socket: GrpcClient, event_sender: watch::Sender<u64>) {
     const PAUSE: Duration = Duration::from_secs(1);
     let count = || event_sender.send_modify(|count| *count = count.wrapping_add(1));
@@ -130,7 +132,7 @@ async fn listen(socket: GrpcClient, event_sender: watch::Sender<u64>) {
         if ended.is_err_and(|error| error.code == tonic::Code::Unimplemented) {
             return;
         }
-        // Much may have happened meanwhile.
+        // Events may have been lost while disconnected.
         tokio::time::sleep(PAUSE).await;
         count();
     }
@@ -170,7 +172,7 @@ impl Runtime for Remote {
             async { event_count.wait_for(|count| *count > since).await.ok().map(|count| *count) };
         match tokio::time::timeout(FALLBACK_POLL_INTERVAL, next_event).await {
             Ok(Some(count)) => count,
-            // It does not tell.
+            // The runtime has no events.
             Ok(None) => {
                 tokio::time::sleep(DEFAULT_POLL_INTERVAL).await;
                 since
@@ -193,10 +195,11 @@ impl Runtime for Remote {
         if is_done {
             return Ok(0);
         }
-        // Of a pod that is being made there is already something, but nobody in it. There will be a better time.
+        // A sandbox in creation already has a network namespace, but no process in it. Retry at the
+        // next call.
         let Ok(_nobody_makes_one) = self.sandbox_creation.try_write() else { return Ok(0) };
         let sandboxes = self.sandboxes(&[]).await?;
-        // Whoever runs pods as machines may have nobody in their networks.
+        // VM-based runtimes may have no processes in a sandbox's network namespace.
         let are_plain = sandboxes.iter().all(|sandbox| sandbox.runtime_handler.is_empty());
         let mut known = BTreeSet::new();
         for sandbox in &sandboxes {
@@ -224,11 +227,11 @@ impl Runtime for Remote {
         };
         let result =
             tokio::task::spawn_blocking(remove_orphans).await.unwrap_or_else(|error| Err(error.into()));
-        // Whatever stands against it will do so again.
+        // An error would occur again, so the scan ends.
         *self.orphan_scan.lock() =
             Some((runtime, since, result.is_err() || since.elapsed() > ORPHAN_SCAN_PERIOD));
         result.map_err(|error| {
-            let message = format!("cannot remove the networks of pods that are gone: {error}");
+            let message = format!("cannot remove unused network namespaces: {error}");
             Error::Rejected { call: "sweep", code: ErrorCode::Other, message }
         })
     }
@@ -329,11 +332,11 @@ impl Runtime for Remote {
     }
 
     async fn exec_sync(&self, id: &str, command: &[String], timeout: Duration) -> Result<ExecSyncResponse> {
-        // Whole seconds, and 0 is for ever.
+        // CRI counts whole seconds; 0 is no timeout.
         let seconds = i64::try_from(timeout.as_millis().div_ceil(1000)).unwrap_or(i64::MAX);
         let request =
             ExecSyncRequest { container_id: id.to_owned(), cmd: command.to_vec(), timeout: seconds };
-        // The runtime watches the time; this is for one that does not.
+        // The runtime enforces the timeout; this is for one that does not.
         self.call(path!("ExecSync"), &request, timeout.max(Duration::from_secs(1)) + REQUEST_TIMEOUT).await
     }
 

@@ -1,6 +1,8 @@
-//! Calls of gRPC to a server behind a Unix socket. Connects when it is first needed and again when it was lost.
+//! A gRPC client for Unix sockets. It connects at the first call, and again after the connection was
+//! lost.
 //!
-//! Messages are encoded outside of the call, so that what carries them is there once and not once for each of them.
+//! Messages are encoded outside the transport code, so that the latter is compiled once instead of once
+//! for each message type.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,17 +15,17 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
 
-/// The answers of a node full of pods are larger than most.
+/// Responses of a node with many pods exceed the default limit.
 const MAX_RESPONSE_BYTES: usize = 16 << 20;
 
-/// Somebody who can be asked over a Unix socket.
+/// A gRPC client for a Unix socket.
 #[derive(Clone, Debug)]
 pub struct GrpcClient {
     channel: Channel,
     path: PathBuf,
 }
 
-/// Why there is no answer.
+/// A gRPC error status.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("rpc error: code = {code:?} desc = {message}")]
 pub struct RpcError {
@@ -38,7 +40,7 @@ impl From<Status> for RpcError {
 }
 
 impl GrpcClient {
-    /// `path` may be written as `unix:///run/…`.
+    /// `path` may have the form `unix:///run/…`.
     pub fn new(path: &str) -> GrpcClient {
         let path = PathBuf::from(path.strip_prefix("unix://").unwrap_or(path));
         let target = path.clone();
@@ -46,7 +48,7 @@ impl GrpcClient {
             let target = target.clone();
             async move { UnixStream::connect(target).await.map(TokioIo::new) }
         };
-        // The address is only for headers; the connector knows where to go.
+        // The address is used only for headers; the connector opens the socket.
         let endpoint = Endpoint::from_static("http://localhost");
         GrpcClient { channel: endpoint.connect_with_connector_lazy(tower::service_fn(connect)), path }
     }
@@ -55,7 +57,7 @@ impl GrpcClient {
         &self.path
     }
 
-    /// Asks; `call` is the path of a method, such as `/csi.v1.Node/NodeGetInfo`.
+    /// Makes a unary call. `call` is the path of a method, such as `/csi.v1.Node/NodeGetInfo`.
     pub async fn call<Q, A>(&self, call: &'static str, question: &Q, timeout: Duration) -> Result<A, RpcError>
     where
         Q: prost::Message,
@@ -66,7 +68,8 @@ impl GrpcClient {
             .map_err(|error| RpcError { code: Code::Internal, message: format!("{call}: {error}") })
     }
 
-    /// Asks for answers that come as things happen; `heard` is called for each. Ends when there will be no more.
+    /// Makes a streaming call and passes each message to `on_message`. Returns when the server ends the
+    /// stream.
     pub async fn listen<Q>(
         &self,
         call: &'static str,
@@ -101,12 +104,12 @@ impl GrpcClient {
         };
         match tokio::time::timeout(timeout, response).await {
             Ok(answer) => Ok(answer?.into_inner()),
-            Err(_) => Err(Status::deadline_exceeded(format!("no answer within {timeout:?}")).into()),
+            Err(_) => Err(Status::deadline_exceeded(format!("no response within {timeout:?}")).into()),
         }
     }
 }
 
-/// Bytes as they are.
+/// Passes encoded messages through.
 struct RawCodec;
 
 impl Codec for RawCodec {

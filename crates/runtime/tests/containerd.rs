@@ -1,4 +1,4 @@
-//! The CRI client against a real containerd: a pod's whole life, and what it says when there is none.
+//! The CRI client against a real containerd: the lifecycle of a pod, and the error without a runtime.
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ async fn runs_a_pod_from_start_to_removal() {
     assert_eq!((output.stdout, output.stderr, output.exit_code), (b"out\n".to_vec(), b"err\n".to_vec(), 7));
     assert_eq!(runtime.containers(&[]).await.unwrap().len(), 2);
 
-    // What is gone already is no failure.
+    // Stopping and removing again is not an error.
     for _ in 0..2 {
         runtime.stop_container(&long, Duration::ZERO).await.unwrap();
         runtime.stop_sandbox(&sandbox).await.unwrap();
@@ -83,7 +83,7 @@ async fn unreachable_error_names_the_socket() {
     );
 }
 
-/// In the host's network, so that none has to be set up.
+/// In the host's network, so that no pod network is needed.
 fn sandbox_config(logs: &str) -> PodSandboxConfig {
     let options = NamespaceOption { network: NamespaceMode::Node.into(), ..NamespaceOption::default() };
     PodSandboxConfig {

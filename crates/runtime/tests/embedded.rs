@@ -1,8 +1,8 @@
-//! The embedded runtime against the real kernel: pods that live and die, and what is left of them.
+//! The embedded runtime against the real kernel: the lifecycle of pods, and what remains of them.
 //!
-//! Needs root and busybox; says so and passes where these are missing. All of it is in a network of its own. A program
-//! without the usual harness, since a pod is supervised by the program that runs it: this one, or a skiff named by
-//! `SKIFF_BIN`.
+//! Needs root and busybox; without them the tests are skipped. Everything runs in a network namespace
+//! of its own. The program has its own test harness, because it also is the supervisor of the pods,
+//! unless `SKIFF_BIN` names a skiff binary.
 
 #[path = "embedded/breakout.rs"]
 mod breakout;
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
         executor.block_on(churn::run_worker(Path::new(directory), count, seed, &group));
         return ExitCode::SUCCESS;
     }
-    // What a test runner asks of any test program.
+    // The arguments that test runners pass to every test program.
     if arguments.iter().any(|argument| argument == "--list") {
         if !arguments.iter().any(|argument| argument == "--ignored") {
             println!("embedded: test\nunified: test");
@@ -66,11 +66,11 @@ fn main() -> ExitCode {
         eprintln!("skipped: needs root and busybox-static");
         return ExitCode::SUCCESS;
     }
-    // What others mount in copies of it does not come back.
+    // Mounts of other namespaces must not propagate here.
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     rustix::mount::mount_change("/", private).expect("mounts of its own");
     if named("unified") && !only_unified() {
-        eprintln!("skipped: needs cgroups of the second version");
+        eprintln!("skipped: needs cgroup v2");
         return ExitCode::SUCCESS;
     }
     let mut own = sys::netlink::Netlink::open().expect("a network");
@@ -83,8 +83,8 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Makes this a host that has the second version of cgroups and nothing else. A host of the first has it beside, mostly
-/// without any controller.
+/// Unmounts the v1 hierarchies, so that only cgroup v2 is left. On a v1 host, cgroup2 is usually
+/// mounted without controllers.
 fn only_unified() -> bool {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     for line in mounts.lines() {

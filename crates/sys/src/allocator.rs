@@ -1,9 +1,10 @@
-//! Where the memory of a process comes from.
+//! The memory allocator of a process.
 //!
-//! A server wants mimalloc (docs/adr/0005), which keeps a region for each size of object: fast, and 300 kB before anything
-//! is in them. The supervisor of a pod holds next to nothing and there is one for every pod, so it takes the C library's
-//! allocator, which keeps all sizes side by side. A process decides before its first allocation and never again: memory is
-//! always given back to where it came from.
+//! Servers use mimalloc (docs/adr/0005), which keeps a region for each object size: fast, but 300 kB
+//! before the first object. The supervisor of a pod holds next to nothing and there is one for every
+//! pod, so it uses the C library's allocator, which keeps all sizes together. A process selects its
+//! allocator before the first allocation and never changes it, since memory must be freed by the
+//! allocator it came from.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -13,13 +14,13 @@ use std::time::{Duration, Instant};
 
 use mimalloc::MiMalloc;
 
-/// The variable that makes a process small, whatever its value.
+/// The environment variable that selects the C library's allocator, whatever its value.
 pub const SMALL_ALLOCATOR_ENV: &CStr = c"SKIFF_SMALL";
 
-/// How often a thread gives back memory, at most.
+/// The minimum interval between two collections of a thread.
 const COLLECT_INTERVAL: Duration = Duration::from_secs(30);
 
-/// To be named as the global allocator of a program.
+/// To be used as the global allocator of a program.
 pub struct Allocator;
 
 const UNINITIALIZED: u8 = 0;
@@ -38,15 +39,16 @@ fn uses_mimalloc() -> bool {
 
 #[cold]
 fn select_allocator() -> bool {
-    // SAFETY: the name is terminated. The first allocation is made before `main`, by the only thread there is, so nobody
-    // can be changing the environment; whether it has the variable is all that is looked at.
+    // SAFETY: the name is NUL-terminated. The first allocation happens before `main`, in the only
+    // thread, so nothing changes the environment at the same time. Only the presence of the variable is
+    // checked.
     let use_system_malloc = unsafe { !libc::getenv(SMALL_ALLOCATOR_ENV.as_ptr()).is_null() };
     SELECTED.store(if use_system_malloc { SYSTEM_MALLOC } else { MIMALLOC }, Relaxed);
     !use_system_malloc
 }
 
 unsafe extern "C" {
-    /// mimalloc's own, which its crate does not pass on.
+    /// Exported by mimalloc, but not by its crate.
     fn mi_collect(force: bool);
 }
 
@@ -54,8 +56,9 @@ thread_local! {
     static LAST_COLLECT: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// To be called by a thread that is about to sleep. Takes back what other threads have freed of its memory, and gives the
-/// kernel what nobody needs. The allocator does both in passing when it is asked for more, which at rest nobody does.
+/// Called by a thread that is about to sleep. Reclaims memory of this thread that other threads have
+/// freed, and returns free memory to the kernel. mimalloc does both only during allocations, and an
+/// idle thread makes none.
 pub fn collect() {
     let now = Instant::now();
     let recently_collected =
@@ -64,28 +67,28 @@ pub fn collect() {
         return;
     }
     LAST_COLLECT.set(Some(now));
-    // SAFETY: it touches only what this thread keeps free and memory that nobody has.
+    // SAFETY: it touches only memory that this thread keeps free and memory without an owner.
     unsafe { mi_collect(true) }
 }
 
-// SAFETY: both allocators keep the promises of the trait, and since the choice never changes, what one of them has given
-// out always comes back to the same one.
+// SAFETY: both allocators uphold the contract of the trait. The selection never changes, so memory
+// always returns to the allocator it came from.
 unsafe impl GlobalAlloc for Allocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as promised by the caller, for the one that is chosen.
+        // SAFETY: the caller upholds the contract, for the selected allocator.
         unsafe { if uses_mimalloc() { MiMalloc.alloc(layout) } else { System.alloc(layout) } }
     }
 
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as promised by the caller, for the one that is chosen.
+        // SAFETY: the caller upholds the contract, for the selected allocator.
         unsafe { if uses_mimalloc() { MiMalloc.alloc_zeroed(layout) } else { System.alloc_zeroed(layout) } }
     }
 
     #[inline]
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: the memory is from the one that is chosen, which never changes.
+        // SAFETY: the memory is from the selected allocator, which never changes.
         unsafe {
             if uses_mimalloc() { MiMalloc.dealloc(memory, layout) } else { System.dealloc(memory, layout) }
         }
@@ -93,7 +96,7 @@ unsafe impl GlobalAlloc for Allocator {
 
     #[inline]
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the memory is from the one that is chosen, which never changes.
+        // SAFETY: the memory is from the selected allocator, which never changes.
         unsafe {
             if uses_mimalloc() {
                 MiMalloc.realloc(memory, layout, size)
@@ -110,7 +113,7 @@ mod tests {
 
     use super::*;
 
-    /// kB.
+    /// In kB.
     fn rss_kib() -> usize {
         let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
         let line = text.lines().find_map(|line| line.strip_prefix("Rss:")).map(str::trim).unwrap_or_default();
@@ -121,13 +124,13 @@ mod tests {
         fn mi_arena_min_alignment() -> usize;
     }
 
-    /// By `.cargo/config.toml`, which an environment with flags of its own for C hides.
+    /// Set in `.cargo/config.toml`, which an environment with its own CFLAGS overrides.
     #[test]
     fn mimalloc_slices_are_small() {
         if std::env::var("CFLAGS").is_ok_and(|flags| !flags.contains("MI_ARENA_SLICE_SHIFT")) {
             return eprintln!("skipped: CFLAGS is set");
         }
-        // SAFETY: it tells a constant.
+        // SAFETY: it returns a constant.
         assert_eq!(unsafe { mi_arena_min_alignment() }, 16 << 10);
     }
 
@@ -143,7 +146,7 @@ mod tests {
                     block.write_bytes(1, layout.size());
                     block
                 };
-                blocks.0.send(block as usize).expect("somebody frees it");
+                blocks.0.send(block as usize).expect("the other thread frees it");
             }
             drop(blocks.0);
             let before: usize = released.1.recv().expect("all is freed");
@@ -153,7 +156,7 @@ mod tests {
         let mut all: Vec<usize> = blocks.1.iter().collect();
         let before = rss_kib();
         for block in all.drain(..) {
-            // SAFETY: it is from there, with the same layout, and nobody has it any more.
+            // SAFETY: the block is from this allocator, with the same layout, and is not used any more.
             unsafe { Allocator.dealloc(block as *mut u8, layout) };
         }
         released.0.send(before).expect("the owner waits");

@@ -1,31 +1,30 @@
-//! The kernel's little programs of the newer kind (eBPF), as far as a cgroup's devices need them: a few instructions to
-//! write one with, and the way to load it.
+//! eBPF, as far as the device rules of cgroup v2 need it: a few instructions, and loading a program.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::path::Path;
 
-/// One of the eleven numbers a program works with.
+/// One of the eleven registers of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Register(pub u8);
 
-/// One instruction.
+/// An eBPF instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Instruction {
-    /// What to do.
+    /// The opcode.
     pub code: u8,
-    /// The target in the lower half, the source in the upper.
+    /// The destination register in the lower half, the source register in the upper half.
     pub regs: u8,
-    /// How many instructions to skip, or where something is.
+    /// A jump distance or a memory offset.
     pub offset: i16,
-    /// The number it works with.
+    /// The immediate operand.
     pub value: i32,
 }
 
 impl Instruction {
-    /// Ends the program; the answer is in register 0.
+    /// Ends the program. The result is in register 0.
     pub const EXIT: Instruction = Instruction { code: 0x95, regs: 0, offset: 0, value: 0 };
 
     fn with_value(code: u8, target: Register, value: i32) -> Instruction {
@@ -36,12 +35,12 @@ impl Instruction {
         Instruction { code, regs: target.0 | source.0 << 4, offset, value: 0 }
     }
 
-    /// Reads 32 bits at `offset` of what `source` points at.
+    /// Loads 32 bits from `offset` in the memory that `source` points to.
     pub fn load(target: Register, source: Register, offset: i16) -> Instruction {
         Instruction::with_source(0x61, target, source, offset)
     }
 
-    /// All of these are on 32 bits.
+    /// Copies a register. This and the operations below are on 32 bits.
     pub fn copy(target: Register, source: Register) -> Instruction {
         Instruction::with_source(0xbc, target, source, 0)
     }
@@ -68,10 +67,10 @@ const PROG_LOAD: libc::c_long = 5;
 const PROG_ATTACH: libc::c_long = 8;
 const PROG_TYPE_CGROUP_DEVICE: u32 = 15;
 const ATTACH_TYPE_CGROUP_DEVICE: u32 = 6;
-/// Beside those of others, all of which have to allow a device.
+/// Attached in addition to other programs, all of which must allow an access.
 const ALLOW_MULTI: u32 = 2;
 
-/// The beginning of the kernel's structure, which is longer; what is left off counts as zero.
+/// The first fields of the kernel's `bpf_attr`; those left out count as zero.
 #[repr(C)]
 struct ProgLoadAttr {
     kind: u32,
@@ -88,7 +87,7 @@ struct ProgAttachAttr {
     flags: u32,
 }
 
-/// Lets a program judge the devices of a cgroup of the second version, for as long as the group exists.
+/// Attaches a device program to a cgroup (v2), for as long as the cgroup exists.
 pub(crate) fn limit_devices(group: &Path, program: &[Instruction]) -> io::Result<()> {
     let group = File::open(group)?;
     let count = u32::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -98,12 +97,13 @@ pub(crate) fn limit_devices(group: &Path, program: &[Instruction]) -> io::Result
         program_ptr: program.as_ptr() as u64,
         license_ptr: c"GPL".as_ptr() as u64,
     };
-    // SAFETY: the structure begins as the kernel's does for this command and its size is told; the program and the text
-    // it points to outlive the call, `count` is the program's length. The kernel refuses one that is not well formed.
+    // SAFETY: the struct is the beginning of the kernel's for this command, and its size is passed. The
+    // program and the license outlive the call, and `count` is the program's length. The kernel
+    // verifies the program.
     let prog_fd =
         unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const load, size_of::<ProgLoadAttr>()) };
     let prog_fd = i32::try_from(prog_fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
-    // SAFETY: the kernel has just made this descriptor for us and nobody else knows it.
+    // SAFETY: the kernel has just created this descriptor, so it has no other owner.
     let program = unsafe { OwnedFd::from_raw_fd(prog_fd) };
     let attach = ProgAttachAttr {
         target: group.as_raw_fd().unsigned_abs(),
@@ -111,7 +111,8 @@ pub(crate) fn limit_devices(group: &Path, program: &[Instruction]) -> io::Result
         kind: ATTACH_TYPE_CGROUP_DEVICE,
         flags: ALLOW_MULTI,
     };
-    // SAFETY: the structure begins as the kernel's does for this command and its size is told; both descriptors are open.
+    // SAFETY: the struct is the beginning of the kernel's for this command, and its size is passed.
+    // Both descriptors are open.
     let done =
         unsafe { libc::syscall(libc::SYS_bpf, PROG_ATTACH, &raw const attach, size_of::<ProgAttachAttr>()) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

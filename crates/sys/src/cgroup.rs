@@ -1,7 +1,7 @@
-//! Control groups, whichever of the two versions the host has: where they are, what they limit, who is in them, what
-//! was used.
+//! Control groups, v1 and v2: hierarchies, limits, processes and usage.
 //!
-//! A group is named by a path such as `/skiff/pod1/main`, the same in every hierarchy. Read [`Cgroups`].
+//! A group is named by a path such as `/skiff/pod1/main`, the same in every hierarchy. Start reading at
+//! [`Cgroups`].
 
 mod devices;
 mod limits;
@@ -23,20 +23,20 @@ const CONTROLLERS: [&str; 8] =
 /// The hierarchies of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cgroups {
-    /// One directory for each controller; those mounted together have the same. The last is where only names count.
+    /// cgroup v1: a hierarchy for each controller. Controllers that are mounted together share one.
     V1 {
-        /// Controller and where its hierarchy is.
+        /// Controller and mount point.
         hierarchies: Vec<(String, PathBuf)>,
     },
-    /// One tree for all.
+    /// cgroup v2: the unified hierarchy.
     V2 {
-        /// Where it is mounted.
+        /// Its mount point.
         root: PathBuf,
     },
 }
 
 impl Cgroups {
-    /// Looks where they are mounted.
+    /// Detects the hierarchies. A host whose memory controller is on v1 counts as v1.
     pub fn of_host() -> io::Result<Cgroups> {
         Cgroups::parse(crate::lines("/proc/self/mounts")?)
     }
@@ -61,16 +61,16 @@ impl Cgroups {
         match unified {
             _ if hierarchies.iter().any(|(name, _)| name == "memory") => Ok(Cgroups::V1 { hierarchies }),
             Some(root) => Ok(Cgroups::V2 { root }),
-            None => Err(io::Error::new(io::ErrorKind::NotFound, "no control groups are mounted")),
+            None => Err(io::Error::new(io::ErrorKind::NotFound, "no cgroup hierarchy is mounted")),
         }
     }
 
-    /// Whether it is the second version.
+    /// Whether this is cgroup v2.
     pub fn is_v2(&self) -> bool {
         matches!(self, Cgroups::V2 { .. })
     }
 
-    /// The directories of a group, each once.
+    /// The directories of a group, without duplicates.
     pub fn directories(&self, group: &str) -> Vec<PathBuf> {
         let group = group.trim_matches('/');
         match self {
@@ -84,7 +84,7 @@ impl Cgroups {
         }
     }
 
-    /// The directory of a group for one controller, where there is one.
+    /// The directory of a group for a controller, if the host has that controller.
     pub fn directory(&self, controller: &str, group: &str) -> Option<PathBuf> {
         let group = group.trim_matches('/');
         match self {
@@ -96,7 +96,7 @@ impl Cgroups {
         }
     }
 
-    /// Makes a group and those it is in.
+    /// Creates a group and its parents.
     pub fn create(&self, group: &str) -> io::Result<()> {
         match self {
             Cgroups::V2 { root } => {
@@ -119,9 +119,9 @@ impl Cgroups {
         Ok(())
     }
 
-    /// By which a new process can be in a group from its beginning ([`New`](crate::process::New)); only in the second
-    /// version. To join one later it would have to wait until no other process of the whole machine is being made or ends,
-    /// which takes milliseconds.
+    /// Opens a group's directory, so that a new process can start in the group
+    /// ([`CloneOptions`](crate::process::CloneOptions)); v2 only. Joining a group later takes
+    /// milliseconds, because the kernel waits until no process of the whole host is forking or exiting.
     pub fn open_dir(&self, group: &str) -> Option<OwnedFd> {
         use rustix::fs::{Mode, OFlags};
         let Cgroups::V2 { root } = self else { return None };
@@ -129,24 +129,24 @@ impl Cgroups {
         rustix::fs::open(root.join(group.trim_matches('/')), flags, Mode::empty()).ok()
     }
 
-    /// The group that a process is in; only in the second version, where there is one.
+    /// The group of a process; v2 only.
     pub fn of_process(&self, pid: i32) -> Option<String> {
         let of_v2 = |line: String| line.strip_prefix("0::").map(str::to_owned);
         crate::lines(&format!("/proc/{pid}/cgroup")).ok()?.find_map(of_v2).filter(|_| self.is_v2())
     }
 
-    /// Puts this process, which has one thread, into a group.
+    /// Moves this single-threaded process into a group.
     pub fn join(&self, group: &str) -> io::Result<()> {
-        // In the first version a thread may go by itself, and need not wait as at `door`.
+        // On v1 a thread can move alone, without the wait described at `open_dir`.
         let file = if self.is_v2() { "cgroup.procs" } else { "tasks" };
         for directory in self.directories(group) {
-            // Zero is whoever writes, whatever its number is in which namespace.
+            // 0 is the writing process, whatever its PID in which namespace.
             write(&directory.join(file), "0")?;
         }
         Ok(())
     }
 
-    /// Kills whatever is in a group and in those inside it. It takes a moment until they are gone.
+    /// Kills all processes in a group and its descendants. They exit asynchronously.
     pub fn kill(&self, group: &str) -> io::Result<()> {
         if let Cgroups::V2 { root } = self {
             let file = root.join(group.trim_matches('/')).join("cgroup.kill");
@@ -162,7 +162,7 @@ impl Cgroups {
         Ok(())
     }
 
-    /// The processes in a group and in those inside it.
+    /// The processes in a group and its descendants.
     pub fn processes(&self, group: &str) -> io::Result<Vec<i32>> {
         let Some(directory) = self.directory("memory", group) else { return Ok(Vec::new()) };
         let mut found = Vec::new();
@@ -170,7 +170,7 @@ impl Cgroups {
         Ok(found)
     }
 
-    /// Removes an empty group and those inside it; one that is gone is no failure.
+    /// Removes an empty group and its descendants. A missing group is not an error.
     pub fn remove(&self, group: &str) -> io::Result<()> {
         for directory in self.directories(group) {
             remove(&directory)?;
@@ -179,11 +179,11 @@ impl Cgroups {
     }
 }
 
-/// Lets groups below have all the controllers that there are here.
+/// Enables all available controllers for the children of a group.
 fn enable_subtree_controllers(path: &Path) {
     let Ok(controllers) = fs::read_to_string(path.join("cgroup.controllers")) else { return };
     for controller in controllers.split_whitespace() {
-        // One by one: a controller that cannot be handed down does not keep the others back.
+        // One by one, so that a controller that cannot be enabled does not affect the others.
         let _ = write(&path.join("cgroup.subtree_control"), &format!("+{controller}"));
     }
 }
@@ -195,7 +195,8 @@ fn create_dir(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A new group of the first version has no processors and no memory nodes, and nobody can join it.
+/// A new cpuset (v1) has no CPUs and no memory nodes, and processes cannot join it. Copies those of its
+/// parent.
 fn inherit_cpuset(directory: &Path) -> io::Result<()> {
     let Some(parent) = directory.parent() else { return Ok(()) };
     let read = |directory: &Path, file: &str| {
@@ -245,9 +246,9 @@ fn remove(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// Writes one of the kernel's files; the error names it.
+/// Writes to a control file. The error names the file.
 fn write(path: &Path, text: &str) -> io::Result<()> {
-    // Not `fs::write`, which would ask for a file to be made.
+    // Not `fs::write`, which would try to create the file.
     let done = fs::OpenOptions::new().write(true).open(path).and_then(|mut file| {
         use io::Write as _;
         file.write_all(text.as_bytes())

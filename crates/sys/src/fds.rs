@@ -1,4 +1,4 @@
-//! Descriptors sent along with a message over a Unix socket.
+//! File descriptors sent over Unix sockets (`SCM_RIGHTS`).
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -9,10 +9,10 @@ use rustix::net::{
     SendFlags,
 };
 
-/// The most descriptors one message carries.
+/// The maximum number of descriptors in a message.
 pub const MAX_FDS: usize = 4;
 
-/// Sends `bytes`, of which there must be some, with these descriptors; answers how many were taken.
+/// Sends `bytes`, which must not be empty, with these descriptors. Returns the number of bytes sent.
 pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -22,7 +22,7 @@ pub fn send(socket: impl AsFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Resu
     Ok(rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?)
 }
 
-/// Receives into `bytes`, and the descriptors that came along, which close on exec.
+/// Receives bytes and the descriptors sent with them, which are close-on-exec.
 pub fn receive(socket: impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

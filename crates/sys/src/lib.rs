@@ -1,8 +1,10 @@
-//! The kernel, as far as containers need it: processes in namespaces, mounts, cgroups, seccomp, network links.
+//! Kernel interfaces that containers need: processes in namespaces, mounts, cgroups, seccomp, BPF and
+//! network links.
 //!
-//! What `rustix` has is used from there directly; here is what it lacks, behind functions that cannot be misused,
-//! and the kernel interfaces that are files or sockets rather than calls. The only crate with unsafe code. Knows
-//! nothing of pods, images or configuration. Read [`process::fork`] and [`cgroup::Cgroups`].
+//! What `rustix` has is used from there directly. This crate adds what it lacks, behind functions that
+//! cannot be misused, and the kernel interfaces that are files or sockets instead of syscalls. It is
+//! the only crate with unsafe code, and must not know pods, images or configuration. Start reading at
+//! [`process::fork`] and [`cgroup::Cgroups`].
 
 pub mod allocator;
 pub mod bpf;
@@ -16,7 +18,8 @@ pub mod removal_watcher;
 pub mod seccomp;
 pub mod trees;
 
-/// The lines of one of the kernel's files, one after the other: some are long, and who reads them may want to stay small.
+/// The lines of a file in procfs, one at a time: some files are long, and callers may have to keep
+/// their memory small.
 fn lines(path: &str) -> std::io::Result<impl Iterator<Item = String>> {
     use std::io::BufRead as _;
     let file = std::io::BufReader::with_capacity(1 << 10, std::fs::File::open(path)?);

@@ -1,47 +1,49 @@
-//! What of a program's own file is in memory for this process.
+//! Releases the pages of a process's own executable.
 //!
-//! A program that has begun needs little of itself while it waits. The pages of its file are the same for all who run it
-//! and stay in the kernel's cache; what is let go of here is only that this process has them.
+//! A program that is set up needs few of its pages while it waits. File pages are shared by all
+//! processes that run the program and stay in the page cache; only the mapping in this process is
+//! released.
 
 use std::ffi::c_void;
 use std::io;
 
-/// The parts of this process that are files and nothing else.
+/// The unmodified read-only file mappings of this process.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct FileMappings {
-    /// First address and length.
+    /// Start address and length.
     mappings: Vec<(usize, usize)>,
 }
 
 impl FileMappings {
-    /// Looks which parts those are. To be asked once the program has begun: from then on nothing of them changes, since
-    /// nothing may be written to them.
+    /// Reads the mappings. To be called once the program is set up: they do not change after that, since
+    /// they are not writable.
     pub fn of_process() -> io::Result<FileMappings> {
         Ok(FileMappings { mappings: parse(crate::lines("/proc/self/smaps")?) })
     }
 
-    /// Lets go of them, and of memory that was given back. Each part comes back from the file when it is needed next.
+    /// Releases their pages, and free heap memory. A page is mapped again when it is needed.
     pub fn release_pages(&self) {
         trim_heap();
         for (start, length) in &self.mappings {
-            // SAFETY: the part is a mapping of a file that nothing may be written to and in which nothing was changed:
-            // a page that is dropped is the same when the kernel brings it again. The list is private to this module
-            // and made from what the kernel says; parts that were unmapped since are refused with an error.
+            // SAFETY: the range is a file mapping that is not writable and has no modified pages, so a
+            // released page is the same when the kernel maps it again. The list is private to this
+            // module and comes from the kernel. Ranges that were unmapped since then are rejected with
+            // an error.
             let _ = unsafe { libc::madvise(*start as *mut c_void, *length, libc::MADV_DONTNEED) };
         }
     }
 }
 
-/// The C library keeps for later what it gets back; nothing is to be kept by a process that waits.
+/// Returns free memory to the kernel that the C library keeps for later allocations.
 fn trim_heap() {
-    // SAFETY: it touches only memory that nobody has.
+    // SAFETY: it touches only free memory.
     #[cfg(target_env = "gnu")]
     unsafe {
         libc::malloc_trim(0)
     };
 }
 
-/// Mappings of files without the right to write and without pages that differ from the file.
+/// Private file mappings that are readable, not writable and unmodified.
 fn parse(smaps: impl Iterator<Item = String>) -> Vec<(usize, usize)> {
     let mut parts = Vec::new();
     let mut current = None;

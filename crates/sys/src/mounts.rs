@@ -1,5 +1,5 @@
-//! Mounts by descriptor: a copy of a tree is made where its source is visible, changed while nobody sees it, and put
-//! in place where the container is. Paths are resolved once.
+//! Mounts by descriptor: a mount tree is cloned where its source is visible, changed while it is
+//! detached, and attached in the container. Each path is resolved once.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
@@ -8,54 +8,54 @@ use std::path::{Path, PathBuf};
 use rustix::fs::CWD;
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, UnmountFlags};
 
-/// What a copied tree is like; what is not said stays as at the source.
+/// The attributes of a cloned tree. What is not set stays as at the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
     pub read_only: bool,
     pub no_suid: bool,
     pub no_dev: bool,
     pub no_exec: bool,
-    /// For the mounts below as well.
+    /// Also for nested mounts.
     pub recursive: bool,
     pub propagation: Propagation,
 }
 
-/// Whether mounts made later on one side appear on the other.
+/// Whether later mounts on one side appear on the other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Propagation {
     #[default]
     Private,
-    /// From the host into the container.
+    /// From the host to the container.
     Slave,
-    /// Both ways.
+    /// In both directions.
     Shared,
-    /// As it is.
+    /// Keep the propagation of the mount.
     Unchanged,
 }
 
-/// A copy of what is mounted at `path` and below, which nobody else sees yet.
+/// Clones the mount at `path` with all nested mounts. The clone is detached.
 pub fn copy_tree(path: &Path) -> io::Result<OwnedFd> {
     let flags =
         OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_RECURSIVE;
     Ok(rustix::mount::open_tree(CWD, path, flags)?)
 }
 
-/// The same for one file or directory without the mounts below it.
+/// Clones a single file or directory, without nested mounts.
 pub fn copy_mount(path: &Path) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     Ok(rustix::mount::open_tree(CWD, path, flags)?)
 }
 
-/// Puts a copied tree at `target`, an open file or directory of the same kind.
+/// Attaches a detached tree to `target`, an open file or directory of the same type.
 pub fn attach(tree: impl AsFd, target: impl AsFd) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     Ok(rustix::mount::move_mount(tree, c"", target, c"", flags)?)
 }
 
-/// Changes what a mount is like. `mount` may be any open file on it for a recursive change of nothing else than it.
+/// Changes the attributes of the mount that `mount` refers to.
 pub fn set_mount_attributes(mount: impl AsFd, attributes: Attributes) -> io::Result<()> {
     let flag = |on: bool, bit: u64| if on { bit } else { 0 };
-    // SAFETY: all zeroes is a valid value of this structure of numbers.
+    // SAFETY: all zeroes is a valid value of this struct of integers.
     let mut attr: libc::mount_attr = unsafe { std::mem::zeroed() };
     attr.attr_set = flag(attributes.read_only, libc::MOUNT_ATTR_RDONLY)
         | flag(attributes.no_suid, libc::MOUNT_ATTR_NOSUID)
@@ -71,9 +71,10 @@ pub fn set_mount_attributes(mount: impl AsFd, attributes: Attributes) -> io::Res
     mount_setattr(mount.as_fd().as_raw_fd(), &attr, libc::AT_EMPTY_PATH | recursive)
 }
 
-/// Shows the owners of a copied tree through the map of a user namespace; `recursive` is for the mounts below as well.
+/// Applies the ID mappings of a user namespace to a detached tree, and with `recursive` to its nested
+/// mounts.
 pub fn map_owners(mount: impl AsFd, user_namespace: impl AsFd, recursive: bool) -> io::Result<()> {
-    // SAFETY: all zeroes is a valid value of this structure of numbers.
+    // SAFETY: all zeroes is a valid value of this struct of integers.
     let mut attr: libc::mount_attr = unsafe { std::mem::zeroed() };
     attr.attr_set = libc::MOUNT_ATTR_IDMAP;
     attr.userns_fd = u64::from(user_namespace.as_fd().as_raw_fd().unsigned_abs());
@@ -82,8 +83,8 @@ pub fn map_owners(mount: impl AsFd, user_namespace: impl AsFd, recursive: bool) 
 }
 
 fn mount_setattr(fd: i32, attr: &libc::mount_attr, flags: i32) -> io::Result<()> {
-    // SAFETY: the descriptor is open, the path is an empty string that lives for ever and the structure outlives the
-    // call, which is told its size.
+    // SAFETY: the descriptor is open, the path is a static empty string, and the struct outlives the
+    // call, which gets its size.
     let done = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -97,10 +98,10 @@ fn mount_setattr(fd: i32, attr: &libc::mount_attr, flags: i32) -> io::Result<()>
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Unmounts everything below a directory, the innermost first. Fails where something stays, after all have been tried:
-/// whoever removes the directory next would remove what is on somebody else's disk.
+/// Unmounts everything below a directory, innermost first. Tries all mounts, and fails if one remains:
+/// deleting the directory would then delete files of another filesystem.
 pub fn unmount_below(dir: &Path) -> io::Result<()> {
-    // The kernel tells of places as they are, not by the links that lead there.
+    // mountinfo has paths without symlinks.
     let dir = match std::fs::canonicalize(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         dir => dir?,
@@ -121,7 +122,7 @@ fn mount_points_below(mountinfo: &str, dir: &Path) -> Vec<PathBuf> {
     mount_points.filter(|mount_point| mount_point != dir && mount_point.starts_with(dir)).collect()
 }
 
-/// The kernel writes spaces and the like as `\040`.
+/// mountinfo escapes spaces and the like as `\040`.
 fn unescape(text: &str) -> PathBuf {
     let mut parts = text.split('\\');
     let mut plain = parts.next().unwrap_or_default().to_owned();
@@ -163,7 +164,7 @@ mod tests {
             rustix::mount::mount("tmpfs", link.join(name), "tmpfs", flags, c"")
         };
         if mount("a").is_err() {
-            eprintln!("skipped: whoever runs this may not mount anything");
+            eprintln!("skipped: needs permission to mount");
         } else {
             std::fs::create_dir(link.join("a/c")).unwrap();
             mount("a/c").unwrap();

@@ -1,6 +1,6 @@
-//! Network links, addresses and routes of the network namespace a socket was opened in.
+//! rtnetlink: links, addresses and routes of the network namespace in which a socket was opened.
 //!
-//! The few requests a pod's network needs, spoken to the kernel directly. Read [`Netlink`].
+//! Only the requests that pod networks need. Start reading at [`Netlink`].
 
 mod message;
 mod overlay;
@@ -23,26 +23,26 @@ const CREATE: u16 = 0x400;
 const EXCLUSIVE: u16 = 0x200;
 const REPLACE: u16 = 0x100;
 
-/// A conversation with the kernel about one network namespace.
+/// An rtnetlink socket for one network namespace.
 #[derive(Debug)]
 pub struct Netlink {
     socket: OwnedFd,
     sequence: u32,
 }
 
-/// A socket at which a packet comes whenever addresses or routes of the network namespace this thread is in change.
-/// What is in it does not matter. Whoever reads it does not wait.
+/// Opens a non-blocking socket that becomes readable at every change of addresses or routes in this
+/// thread's network namespace. The content of its packets does not matter.
 pub fn subscribe_changes() -> io::Result<OwnedFd> {
     subscribe(ADDRESSES_AND_ROUTES)
 }
 
-/// The same for links as well, to be read for what [`is_removal`] finds.
+/// Like [`subscribe_changes`], with links as well. The packets are for [`is_removal`].
 pub fn subscribe_deletes() -> io::Result<OwnedFd> {
     subscribe(libc::RTMGRP_LINK | ADDRESSES_AND_ROUTES)
 }
 
-/// Whether what was read from [`removals`] tells of a link, an address or a route that is gone, or of a link that is
-/// switched off.
+/// Whether packets of [`subscribe_deletes`] report that a link, an address or a route was deleted, or
+/// that a link was set down.
 pub fn is_removal(bytes: &[u8]) -> bool {
     let is_off = |body: &[u8]| parse_link(body).is_some_and(|link| !link.is_up);
     message::split_messages(bytes).any(|(header, body)| match header.kind {
@@ -65,60 +65,60 @@ fn subscribe(groups: i32) -> io::Result<OwnedFd> {
 /// A network link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Its number.
+    /// The interface index.
     pub index: u32,
     /// Its name.
     pub name: String,
-    /// Whether it is switched on.
+    /// Whether it is up.
     pub is_up: bool,
-    /// The bridge it is a port of, or zero.
+    /// The index of the bridge it is a port of, or zero.
     pub master: u32,
-    /// Its largest packet.
+    /// The MTU.
     pub mtu: u32,
-    /// Its hardware address, zeroes for what has none of that length.
+    /// The MAC address; zeroes for a link without one of this length.
     pub mac: [u8; 6],
 }
 
-/// A pair of links of which one is the pod's.
+/// A veth pair, of which the peer is in another network namespace.
 #[derive(Debug)]
 pub struct Veth<'a> {
     /// The name on this side.
     pub name: &'a str,
-    /// The name on the other.
+    /// The name of the peer.
     pub peer: &'a str,
-    /// The network namespace of the other side.
+    /// The network namespace of the peer.
     pub namespace: BorrowedFd<'a>,
-    /// The hardware address of this side; the kernel's choice where there is none.
+    /// The MAC address of this side; `None` lets the kernel choose.
     pub mac: Option<[u8; 6]>,
-    /// The address of the other side's hardware.
+    /// The MAC address of the peer.
     pub peer_mac: [u8; 6],
-    /// The bridge this side is a port of, or zero.
+    /// The index of the bridge that this side is a port of, or zero.
     pub master: u32,
-    /// The largest packet, on both sides.
+    /// The MTU of both sides.
     pub mtu: u32,
 }
 
 impl Netlink {
-    /// Opens one for the network namespace this thread is in.
+    /// Opens a socket for this thread's network namespace.
     pub fn open() -> io::Result<Netlink> {
-        // Routes are the first of netlink's families, number zero.
+        // NETLINK_ROUTE, number 0.
         let socket =
             rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
         Ok(Netlink { socket, sequence: 0 })
     }
 
-    /// The network namespace it was opened for, wherever this thread is now.
+    /// The network namespace of the socket, wherever this thread is now.
     pub fn namespace(&self) -> io::Result<OwnedFd> {
-        // SAFETY: it has no argument to read or write, and answers with a number.
+        // SAFETY: the request has no argument and returns a descriptor or an error.
         let fd = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCGSKNS as _) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new, and nobody else has it.
+        // SAFETY: the descriptor is new, so it has no other owner.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// The link of this name.
+    /// The link with this name.
     pub fn link(&mut self, name: &str) -> io::Result<Option<Link>> {
         let mut message = Message::link(libc::RTM_GETLINK, 0, 0, 0, 0);
         message.attribute(libc::IFLA_IFNAME, &c_string(name));
@@ -135,10 +135,10 @@ impl Netlink {
         Ok(responses.iter().filter_map(|response| parse_link(response)).collect())
     }
 
-    /// Makes a bridge, or finds the one there is; answers its number.
+    /// Creates a bridge if it does not exist, and returns its index.
     ///
-    /// Without an address that it was given a bridge has the lowest of its ports', another one whenever they change,
-    /// and whoever remembers it speaks to nobody.
+    /// Without an explicit MAC address a bridge takes the lowest of its ports and changes it with them,
+    /// and hosts that have cached the old one cannot reach it any more.
     pub fn ensure_bridge(&mut self, name: &str, mtu: u32, mac: [u8; 6]) -> io::Result<u32> {
         if self.link(name)?.is_none() {
             let mut message = Message::link(libc::RTM_NEWLINK, CREATE | EXCLUSIVE | ACK, 0, 0, 0);
@@ -160,26 +160,26 @@ impl Netlink {
         Ok(link.index)
     }
 
-    /// Gives a link another hardware address.
+    /// Sets the MAC address of a link.
     pub fn set_mac(&mut self, index: u32, mac: [u8; 6]) -> io::Result<()> {
         let mut message = Message::link(libc::RTM_NEWLINK, ACK, index, 0, 0);
         message.attribute(libc::IFLA_ADDRESS, &mac);
         self.request(message).map(drop)
     }
 
-    /// Makes a link the port of a bridge, or, with zero, of none.
+    /// Makes a link a port of a bridge, or of none with zero.
     pub fn set_master(&mut self, index: u32, master: u32) -> io::Result<()> {
         let mut message = Message::link(libc::RTM_NEWLINK, ACK, index, 0, 0);
         message.attribute(libc::IFLA_MASTER, &master.to_ne_bytes());
         self.request(message).map(drop)
     }
 
-    /// Makes a pair of links, the far one in another namespace from the start. The near one is switched on.
+    /// Creates a veth pair with the peer in another namespace. This side is set up.
     pub fn add_veth(&mut self, veth: &Veth<'_>) -> io::Result<()> {
         self.create_veth(veth, libc::IFF_UP as u32)
     }
 
-    /// The same, with both switched off.
+    /// Like [`Netlink::add_veth`], with both sides down.
     pub fn add_veth_down(&mut self, veth: &Veth<'_>) -> io::Result<()> {
         self.create_veth(veth, 0)
     }
@@ -211,7 +211,7 @@ impl Netlink {
         self.request(message).map(drop)
     }
 
-    /// Removes a link; one that is gone already is no failure.
+    /// Deletes a link. A missing link is not an error.
     pub fn delete_link(&mut self, name: &str) -> io::Result<()> {
         let mut message = Message::link(libc::RTM_DELLINK, ACK, 0, 0, 0);
         message.attribute(libc::IFLA_IFNAME, &c_string(name));
@@ -221,16 +221,16 @@ impl Netlink {
         }
     }
 
-    /// Switches a link on.
+    /// Sets a link up.
     pub fn set_up(&mut self, index: u32) -> io::Result<()> {
         let up = libc::IFF_UP as u32;
         self.request(Message::link(libc::RTM_NEWLINK, ACK, index, up, up)).map(drop)
     }
 
-    /// Gives a link an address; one it has already is no failure.
+    /// Adds an address to a link. An existing address is not an error.
     pub fn add_address(&mut self, index: u32, address: IpAddr, prefix: u8) -> io::Result<()> {
         let mut message = Message::new(libc::RTM_NEWADDR, CREATE | REPLACE | ACK);
-        // No duplicate address detection: whoever gives out addresses gives each one once.
+        // IFA_F_NODAD: no duplicate address detection, since every address is allocated once.
         let flags = if address.is_ipv6() { 0x02 } else { 0 };
         message.raw(&[family(address), prefix, flags, 0]);
         message.raw(&index.to_ne_bytes());
@@ -245,7 +245,7 @@ impl Netlink {
         Ok(all.filter(|(link, ..)| *link == index).map(|(_, address, prefix)| (address, prefix)).collect())
     }
 
-    /// The addresses of all links: the link's number, the address, the length of its network.
+    /// The addresses of all links: interface index, address, prefix length.
     pub fn all_addresses(&mut self) -> io::Result<Vec<(u32, IpAddr, u8)>> {
         let mut message = Message::new(libc::RTM_GETADDR, DUMP);
         message.raw(&[0; 8]);
@@ -253,7 +253,7 @@ impl Netlink {
         Ok(responses.iter().filter_map(|response| parse_address(response)).collect())
     }
 
-    /// Sends what has no better way to this gateway; the gateway need not be in the link's own network.
+    /// Adds a default route. The gateway need not be in the link's own subnet.
     pub fn add_default_route(&mut self, index: u32, gateway: IpAddr) -> io::Result<()> {
         let mut message = Message::new(libc::RTM_NEWROUTE, CREATE | REPLACE | ACK);
         let scope = libc::RT_SCOPE_UNIVERSE;
@@ -267,8 +267,8 @@ impl Netlink {
         self.request(message).map(drop)
     }
 
-    /// Sends what is for a network to a gateway over this link, whether or not the gateway seems to be there. As for
-    /// [`Netlink::add_route`] otherwise.
+    /// Adds a route to a gateway on this link, even if the gateway does not seem to be reachable there.
+    /// Otherwise like [`Netlink::add_route`].
     pub fn add_route_over(
         &mut self,
         index: u32,
@@ -290,14 +290,14 @@ impl Netlink {
         self.request(message).map(drop)
     }
 
-    /// Sends what is for a network to a link itself, on which the network is. The route carries a mark as those of
-    /// [`Netlink::add_route`] do; one of that mark for the same network is replaced.
+    /// Adds a route to a network that is directly on a link. As with [`Netlink::add_route`], it has a
+    /// mark, and replaces the route with that mark to the same network.
     pub fn add_link_route(&mut self, index: u32, to: IpAddr, prefix: u8, mark: u8) -> io::Result<()> {
         self.request(link_route(libc::RTM_NEWROUTE, CREATE | REPLACE | ACK, index, (to, prefix), mark))
             .map(drop)
     }
 
-    /// Removes the route to a network on a link, whoever made it; one that is gone already is no failure.
+    /// Deletes the route to a network on a link, whatever its mark. A missing route is not an error.
     pub fn delete_link_route(&mut self, index: u32, to: IpAddr, prefix: u8) -> io::Result<()> {
         let any = libc::RTPROT_UNSPEC;
         match self.request(link_route(libc::RTM_DELROUTE, ACK, index, (to, prefix), any)) {
@@ -306,7 +306,7 @@ impl Netlink {
         }
     }
 
-    /// The routes of this mark that lead to a link itself: the link's number, the network, its length.
+    /// The routes with this mark that are directly on a link: interface index, network, prefix length.
     pub fn link_routes(&mut self, mark: u8) -> io::Result<Vec<(u32, IpAddr, u8)>> {
         let mut message = Message::new(libc::RTM_GETROUTE, DUMP);
         message.raw(&[0; 12]);
@@ -314,8 +314,7 @@ impl Netlink {
         Ok(responses.iter().filter_map(|response| parse_link_route(response, mark)).collect())
     }
 
-    /// How packets for an address leave this machine: over which link, and to which gateway, if not to the address
-    /// itself.
+    /// Looks up the route to an address: the interface index, and the gateway if there is one.
     pub fn lookup_route(&mut self, address: IpAddr) -> io::Result<(u32, Option<IpAddr>)> {
         let mut message = Message::new(libc::RTM_GETROUTE, 0);
         let bits = octets(address).len() as u8 * 8;
@@ -328,13 +327,14 @@ impl Netlink {
         Ok((index, value(libc::RTA_GATEWAY).and_then(self::address)))
     }
 
-    /// Sends what is for a network to a gateway on a link of this machine. The route carries a mark by which its owner
-    /// knows it again; one of that mark for the same network is replaced.
+    /// Adds a route to a network through a gateway on a link of this host. The mark (the route's
+    /// protocol) identifies the owner's routes. A route with the same mark to the same network is
+    /// replaced.
     pub fn add_route(&mut self, to: IpAddr, prefix: u8, gateway: IpAddr, mark: u8) -> io::Result<()> {
         self.request(route(libc::RTM_NEWROUTE, CREATE | REPLACE | ACK, to, prefix, gateway, mark)).map(drop)
     }
 
-    /// Removes such a route; one that is gone already is no failure.
+    /// Deletes such a route. A missing route is not an error.
     pub fn delete_route(&mut self, to: IpAddr, prefix: u8, gateway: IpAddr, mark: u8) -> io::Result<()> {
         match self.request(route(libc::RTM_DELROUTE, ACK, to, prefix, gateway, mark)) {
             Err(error) if error.raw_os_error() != Some(libc::ESRCH) => Err(error),
@@ -342,7 +342,7 @@ impl Netlink {
         }
     }
 
-    /// The routes of this mark: network, its length, gateway.
+    /// The routes with this mark: network, prefix length, gateway.
     pub fn routes(&mut self, mark: u8) -> io::Result<Vec<(IpAddr, u8, IpAddr)>> {
         let mut message = Message::new(libc::RTM_GETROUTE, DUMP);
         message.raw(&[0; 12]);
@@ -350,7 +350,7 @@ impl Netlink {
         Ok(responses.iter().filter_map(|response| parse_route(response, mark)).collect())
     }
 
-    /// Sends a request and gathers the answers to it.
+    /// Sends a request and collects the responses.
     fn request(&mut self, message: Message) -> io::Result<Vec<Vec<u8>>> {
         self.sequence += 1;
         let is_dump = message.flags() & DUMP == DUMP;
@@ -397,7 +397,7 @@ fn route(kind: u16, flags: u16, to: IpAddr, prefix: u8, gateway: IpAddr, mark: u
 
 fn link_route(kind: u16, flags: u16, index: u32, (to, prefix): (IpAddr, u8), mark: u8) -> Message {
     let mut message = Message::new(kind, flags);
-    // IPv6 knows no scopes; where a route is removed any will do.
+    // IPv6 routes have no scope. RT_SCOPE_NOWHERE matches any scope in a deletion.
     let scope = match kind {
         libc::RTM_DELROUTE => libc::RT_SCOPE_NOWHERE,
         _ if to.is_ipv6() => libc::RT_SCOPE_UNIVERSE,
@@ -487,7 +487,7 @@ mod tests {
 
     use super::*;
 
-    /// In network namespaces of its own, one for each side.
+    /// Uses two new network namespaces, one for each side.
     #[test]
     fn attach_a_pod_to_a_bridge() {
         let checks = || {
@@ -532,7 +532,8 @@ mod tests {
             assert!(take());
             let host_link = host.links().unwrap().into_iter().find(|link| link.name == "sk1").unwrap();
             assert_eq!(host_link.master, bridge);
-            // As it was made, though its port has a lower one; and as somebody wants it later.
+            // The bridge keeps the MAC address it was created with, though its port has a lower one,
+            // and it can be changed later.
             assert_eq!(host.link("skiff0").unwrap().unwrap().mac, mac);
             let later = [0xfe, 0x58, 10, 2, 0, 1];
             assert_eq!(host.ensure_bridge("skiff0", 1500, later).unwrap(), bridge);
@@ -560,7 +561,7 @@ mod tests {
                 host.delete_link_route(host_link.index, to, prefix).unwrap();
                 assert_eq!(host.link_routes(0x73).unwrap(), []);
             }
-            // Routes that the kernel has made itself go, too.
+            // Routes that the kernel has added itself can be deleted, too.
             inside.delete_link_route(eth0.index, "10.1.0.0".parse().unwrap(), 24).unwrap();
             assert_eq!(
                 inside.lookup_route("10.1.0.7".parse().unwrap()).unwrap().1,

@@ -1,4 +1,4 @@
-//! Processes: a copy of this one in new namespaces, and a handle by which it is never mistaken for another.
+//! Processes: forks into new namespaces, and handles (pidfds) that never refer to a reused PID.
 
 use std::convert::Infallible;
 use std::ffi::CString;
@@ -8,26 +8,26 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
-/// What a new process does not have from this one: the namespaces it gets for itself, and the cgroup it begins in.
+/// How a fork differs from this process: the namespaces it gets, and the cgroup it starts in.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CloneOptions<'a> {
     pub pid: bool,
     pub user: bool,
-    /// See [`Cgroups::door`](crate::cgroup::Cgroups::door).
+    /// See [`Cgroups::open_dir`](crate::cgroup::Cgroups::open_dir).
     pub cgroup: Option<BorrowedFd<'a>>,
 }
 
-/// libc's is of a type too narrow for it.
+/// The type of libc's constant is too narrow for it.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// A process started by [`fork`]. Dropping the handle leaves the process alone.
+/// A process started by [`fork`]. Dropping the handle does not affect the process.
 #[derive(Debug)]
 pub struct Child {
     pid: Pid,
     pidfd: OwnedFd,
 }
 
-/// How a process ended.
+/// How a process has exited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExitStatus {
     Exited(i32),
@@ -35,7 +35,7 @@ pub enum ExitStatus {
 }
 
 impl ExitStatus {
-    /// As shells and Kubernetes write it: 128 and the signal's number for one that was killed.
+    /// The exit code as in shells and Kubernetes: 128 plus the signal for a killed process.
     pub fn code(self) -> i32 {
         match self {
             ExitStatus::Exited(code) => code,
@@ -44,12 +44,12 @@ impl ExitStatus {
     }
 }
 
-/// Runs `body` in a copy of this process, which ends with the number it returns.
+/// Runs `body` in a fork of this process, which exits with the returned code.
 ///
-/// Refused in a process with more than one thread: the copy would have one of them, and the locks of all.
+/// Fails in a process with several threads: the fork would have one of them, and the locks of all.
 pub fn fork(options: CloneOptions<'_>, body: impl FnOnce() -> i32) -> io::Result<Child> {
     if std::fs::read_dir("/proc/self/task")?.count() != 1 {
-        return Err(io::Error::other("a process with threads cannot be copied"));
+        return Err(io::Error::other("cannot fork a process with several threads"));
     }
     let mut pidfd: libc::c_int = -1;
     let mut flags = libc::CLONE_PIDFD as u64;
@@ -59,7 +59,7 @@ pub fn fork(options: CloneOptions<'_>, body: impl FnOnce() -> i32) -> io::Result
     if options.user {
         flags |= libc::CLONE_NEWUSER as u64;
     }
-    // SAFETY: all zeroes is a valid value of this structure of numbers.
+    // SAFETY: all zeroes is a valid value of this struct of integers.
     let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
     if let Some(cgroup) = options.cgroup {
         flags |= CLONE_INTO_CGROUP;
@@ -68,8 +68,9 @@ pub fn fork(options: CloneOptions<'_>, body: impl FnOnce() -> i32) -> io::Result
     arguments.flags = flags;
     arguments.pidfd = std::ptr::from_mut(&mut pidfd) as u64;
     arguments.exit_signal = libc::SIGCHLD as u64;
-    // SAFETY: without CLONE_VM and without a stack this is fork: the child goes on with a copy of everything. There
-    // is one thread, so no lock is held by a thread that the copy lacks. `arguments` outlives the call.
+    // SAFETY: without CLONE_VM and without a stack this is fork: the child continues with a copy of
+    // everything. There is one thread, so no lock is held by a thread that the child lacks. `arguments`
+    // outlives the call.
     let pid = unsafe {
         libc::syscall(libc::SYS_clone3, &raw const arguments, std::mem::size_of::<libc::clone_args>())
     };
@@ -78,12 +79,14 @@ pub fn fork(options: CloneOptions<'_>, body: impl FnOnce() -> i32) -> io::Result
         0 => {
             reset_sigterm_pipe();
             let code = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(70);
-            // SAFETY: ends this process at once; what belongs to the original is not flushed or dropped twice.
+            // SAFETY: exits immediately; nothing that belongs to the parent is flushed or dropped
+            // twice.
             unsafe { libc::_exit(code) }
         }
         pid => {
             let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
-            // SAFETY: the kernel has just made this descriptor for us (CLONE_PIDFD) and nobody else knows it.
+            // SAFETY: the kernel has just created this descriptor (CLONE_PIDFD), so it has no other
+            // owner.
             let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
             Ok(Child { pid, pidfd })
         }
@@ -91,22 +94,22 @@ pub fn fork(options: CloneOptions<'_>, body: impl FnOnce() -> i32) -> io::Result
 }
 
 impl Child {
-    /// Its number in this process's namespace.
+    /// The PID in this process's namespace.
     pub fn pid(&self) -> i32 {
         self.pid.as_raw_nonzero().get()
     }
 
-    /// Sends a signal; one that has ended already is no failure.
+    /// Sends a signal. A process that has already exited is not an error.
     pub fn signal(&self, signal: i32) -> io::Result<()> {
         pidfd_send_signal(self.pidfd.as_fd(), signal)
     }
 
-    /// How it ended, if it has.
+    /// The exit status, if the process has exited.
     pub fn try_wait(&self) -> io::Result<Option<ExitStatus>> {
         self.wait_with(WaitIdOptions::EXITED | WaitIdOptions::NOHANG)
     }
 
-    /// Waits for its end.
+    /// Waits for the exit.
     pub fn wait(&self) -> io::Result<ExitStatus> {
         loop {
             match self.wait_with(WaitIdOptions::EXITED) {
@@ -126,7 +129,7 @@ impl Child {
     }
 }
 
-/// Readable once the process has ended.
+/// The pidfd, readable after the exit.
 impl AsFd for Child {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.pidfd.as_fd()
@@ -134,8 +137,8 @@ impl AsFd for Child {
 }
 
 fn pidfd_send_signal(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
-    // SAFETY: passes numbers and a null pointer; the descriptor is open for the time of the call. rustix knows no
-    // real-time signals, which images may name.
+    // SAFETY: passes integers and a null pointer; the descriptor is open during the call. rustix has no
+    // real-time signals, which images may specify.
     let sent = unsafe {
         let none = std::ptr::null::<libc::siginfo_t>();
         libc::syscall(libc::SYS_pidfd_send_signal, pidfd.as_raw_fd(), signal, none, 0)
@@ -149,12 +152,12 @@ fn pidfd_send_signal(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
     }
 }
 
-/// Where the handler of SIGTERM writes; -1 while there is none.
+/// The pipe that the SIGTERM handler writes to; -1 without a handler.
 static SIGTERM_PIPE: AtomicI32 = AtomicI32::new(-1);
 
 extern "C" fn write_to_sigterm_pipe(_signal: libc::c_int) {
-    // SAFETY: all of this may be called in a signal handler. The descriptor is never closed while it is in the static, the
-    // one byte lives in the program, and errno of whatever was interrupted is restored.
+    // SAFETY: all calls are async-signal-safe. The descriptor is never closed while it is in the
+    // static, the byte is static, and errno of the interrupted code is restored.
     unsafe {
         let errno = *libc::__errno_location();
         libc::write(SIGTERM_PIPE.load(Ordering::Relaxed), c"!".as_ptr().cast(), 1);
@@ -162,8 +165,8 @@ extern "C" fn write_to_sigterm_pipe(_signal: libc::c_int) {
     }
 }
 
-/// Handles SIGTERM from now on: the descriptor becomes readable with the first. Processes that this one [`fork`]s, and
-/// programs that they execute, do with it what is the default.
+/// Handles SIGTERM from now on: the returned descriptor becomes readable at the first one. Processes
+/// that this one [`fork`]s, and programs that they execute, have the default action.
 pub fn sigterm_pipe() -> io::Result<OwnedFd> {
     use rustix::pipe::{PipeFlags, pipe_with};
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
@@ -173,7 +176,7 @@ pub fn sigterm_pipe() -> io::Result<OwnedFd> {
     Ok(reader)
 }
 
-/// In a copy of a process the descriptor may soon be another one.
+/// In a fork the descriptor may soon be closed and reused.
 fn reset_sigterm_pipe() {
     if SIGTERM_PIPE.swap(-1, Ordering::Relaxed) != -1 {
         let _ = handle_sigterm(libc::SIG_DFL);
@@ -181,7 +184,7 @@ fn reset_sigterm_pipe() {
 }
 
 fn handle_sigterm(handler: libc::sighandler_t) -> io::Result<()> {
-    // SAFETY: all zeroes is a valid value of this structure: no flags, an empty mask.
+    // SAFETY: all zeroes is a valid value of this struct: no flags, an empty mask.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler;
     action.sa_flags = libc::SA_RESTART;
@@ -192,7 +195,7 @@ fn handle_sigterm(handler: libc::sighandler_t) -> io::Result<()> {
     }
 }
 
-/// The number of a signal by its name, with or without `SIG`, or by its number.
+/// The number of a signal, by name with or without `SIG`, or by number.
 pub fn signal_number(name: &str) -> Option<i32> {
     const NAMES: &[(&str, Signal)] = &[
         ("HUP", Signal::HUP),
@@ -220,22 +223,22 @@ pub fn signal_number(name: &str) -> Option<i32> {
     }
     if let Some(offset) = name.strip_prefix("RTMIN") {
         let offset = if offset.is_empty() { 0 } else { offset.parse::<i32>().ok()? };
-        // glibc keeps the kernel's first two for itself.
+        // glibc reserves the kernel's first two real-time signals.
         return Some(34 + offset).filter(|number| (34..=64).contains(number));
     }
     NAMES.iter().find(|(known, _)| *known == name).map(|(_, signal)| signal.as_raw())
 }
 
-/// Closes every descriptor but the three standard ones and this one, which closes when another program is executed. For a
-/// copy of a process that becomes another program or ends, and never touches again what it has copies of.
+/// Closes all descriptors except the standard ones and `keep_fd`, which becomes close-on-exec. For a
+/// fork that executes a program or exits, and never uses the descriptors it has copies of.
 pub fn close_other_fds(keep_fd: BorrowedFd<'_>) -> io::Result<()> {
     let keep_fd = u32::try_from(keep_fd.as_raw_fd()).map_err(io::Error::other)?;
     for (first, last) in [(3, keep_fd.saturating_sub(1)), (keep_fd.max(2) + 1, u32::MAX)] {
         if first > last {
             continue;
         }
-        // SAFETY: passes numbers. Whoever else in this process has one of these descriptors never uses it again, as the
-        // caller promises: values of the original are not dropped in a copy.
+        // SAFETY: passes integers. No other owner of these descriptors in this process uses them again,
+        // as the caller promises: values of the parent are not dropped in a fork.
         if unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } != 0 {
             return Err(io::Error::last_os_error());
         }
@@ -245,16 +248,16 @@ pub fn close_other_fds(keep_fd: BorrowedFd<'_>) -> io::Result<()> {
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Leaves the keys that this process and those before it have kept in their session for a ring of its own.
+/// Leaves the session keyring with the keys of this process and its ancestors for a new one.
 pub fn join_new_session_keyring() -> io::Result<()> {
     /// `KEYCTL_JOIN_SESSION_KEYRING`
     const JOIN_SESSION_KEYRING: libc::c_long = 1;
-    // SAFETY: passes a number and a null pointer, which asks for a new ring without a name.
+    // SAFETY: passes an integer and a null pointer, which requests a new anonymous keyring.
     let done =
         unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, std::ptr::null::<libc::c_char>()) };
     match done {
         -1 => match io::Error::last_os_error() {
-            // A kernel without keys.
+            // A kernel without keyrings.
             error if error.raw_os_error() == Some(libc::ENOSYS) => Ok(()),
             error => Err(error),
         },
@@ -262,25 +265,25 @@ pub fn join_new_session_keyring() -> io::Result<()> {
     }
 }
 
-/// As many files at a time as the host allows at all, for this process and what it starts: hosts give fewer by default,
-/// for programs that are older than large numbers.
+/// Raises the limit of open files to the hard limit, for this process and its children. Default soft
+/// limits are low for the sake of old programs.
 pub fn raise_nofile_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let max = getrlimit(Resource::Nofile).maximum;
-    // Lower limits work as well, until somebody has that many open.
+    // On failure the lower limit stays, which works until it is reached.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: max, maximum: max });
 }
 
-/// Children of this process are forgotten as soon as they end; nobody will ask how.
+/// Makes the kernel reap children of this process; their exit status is discarded.
 pub fn ignore_child_signals() {
-    // SAFETY: no function is called for a signal that is ignored.
+    // SAFETY: an ignored signal calls no function.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
 }
 
-/// Becomes the program at `path`, which has a slash, with the environment in the order it is given.
+/// Executes the program at `path`, which must contain a slash, with the environment in the given order.
 ///
-/// `std::os::unix::process::CommandExt::exec` sorts the variables by name. As there, the program gets no blocked signals
-/// and the default action for SIGPIPE, which Rust programs ignore.
+/// `std::os::unix::process::CommandExt::exec` sorts the variables by name. As there, the program starts
+/// with no blocked signals and the default action for SIGPIPE, which Rust programs ignore.
 pub fn execute(path: &str, args: &[String], env: &[String]) -> io::Result<Infallible> {
     let path = CString::new(path)?;
     let c_strings =
@@ -290,8 +293,8 @@ pub fn execute(path: &str, args: &[String], env: &[String]) -> io::Result<Infall
         list.iter().map(|text| text.as_ptr()).chain([std::ptr::null()]).collect()
     };
     let (argv, envp) = (pointers(&args), pointers(&env));
-    // SAFETY: the set is a local variable that is initialized before it is used; no function is called for a signal
-    // with its default action.
+    // SAFETY: the set is a local variable that is initialized before it is used. A signal with its
+    // default action calls no function.
     unsafe {
         let mut none = std::mem::zeroed();
         libc::sigemptyset(&raw mut none);
@@ -303,18 +306,18 @@ pub fn execute(path: &str, args: &[String], env: &[String]) -> io::Result<Infall
             return Err(io::Error::last_os_error());
         }
     }
-    // SAFETY: both lists end with a null pointer, and they and the strings they point to outlive the call.
+    // SAFETY: both arrays end with a null pointer, and they and their strings outlive the call.
     unsafe { libc::execve(path.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
     Err(io::Error::last_os_error())
 }
 
-/// Leaves the namespaces named for new ones. For a process with one thread, or where only this thread is meant.
+/// Moves to new namespaces. For a process with one thread, or where only this thread is meant.
 pub fn unshare(flags: rustix::thread::UnshareFlags) -> io::Result<()> {
     use rustix::thread::UnshareFlags as F;
     if flags.contains(F::FILES) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: unsafe only for the table of descriptors, which stays shared.
+    // SAFETY: unsafe only for the descriptor table, which stays shared.
     unsafe { rustix::thread::unshare_unsafe(flags)? };
     Ok(())
 }
@@ -340,6 +343,6 @@ mod tests {
     #[test]
     fn fork_fails_in_a_threaded_process() {
         let result = fork(CloneOptions::default(), || 0).map(drop).map_err(|error| error.to_string());
-        assert_eq!(result, Err("a process with threads cannot be copied".to_owned()));
+        assert_eq!(result, Err("cannot fork a process with several threads".to_owned()));
     }
 }

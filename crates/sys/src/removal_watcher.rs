@@ -1,7 +1,7 @@
-//! Being told when something in a directory is removed.
+//! Reports deletions in a directory.
 //!
-//! By the oldest of the kernel's ways, signals for a directory. inotify would be nicer, but all processes of a user have
-//! 128 of its instances together, and there is a process for every pod: programs in containers would find none left.
+//! Uses dnotify, signals for a directory. inotify would be simpler, but all processes of a user share
+//! 128 instances, and there is a supervisor for every pod: programs in containers would find none left.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, IntoRawFd as _, OwnedFd};
@@ -10,31 +10,32 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use rustix::fs::{Mode, OFlags};
 use rustix::pipe::PipeFlags;
 
-/// `DN_DELETE`, `DN_RENAME` and, to be told more than once, `DN_MULTISHOT`.
+/// `DN_DELETE`, `DN_RENAME` and, for more than one notification, `DN_MULTISHOT`.
 const NOTIFY_MASK: libc::c_long = 0x08 | 0x10 | 0x8000_0000;
-/// Where a signal is written down. One directory for each process is enough.
+/// The pipe that the signal handler writes to. One directory per process is enough.
 static NOTIFY_PIPE: AtomicI32 = AtomicI32::new(-1);
 
-/// A directory that is watched for as long as this lives.
+/// Watches a directory until it is dropped.
 #[derive(Debug)]
 pub struct RemovalWatcher {
     _directory: OwnedFd,
-    /// Readable once something was removed or renamed.
+    /// Readable after something was deleted or renamed.
     reader: OwnedFd,
 }
 
 impl RemovalWatcher {
-    /// Watches the files and directories that are directly in a directory. For a process that watches only one.
+    /// Watches the direct entries of a directory. A process can watch only one.
     pub fn watch(directory: &std::path::Path) -> io::Result<RemovalWatcher> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = rustix::fs::open(directory, flags, Mode::empty())?;
         let (reader, writer) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-        // Kept open for ever: the signal may come at any time.
+        // Never closed, since the signal may arrive at any time.
         if NOTIFY_PIPE.compare_exchange(-1, writer.as_raw_fd(), Ordering::SeqCst, Ordering::SeqCst).is_err() {
-            return Err(io::Error::other("a directory is watched already"));
+            return Err(io::Error::other("a directory is already watched"));
         }
         let _ = writer.into_raw_fd();
-        // SAFETY: all zeroes is a valid value; the handler only writes to a pipe, which signals may do anywhere.
+        // SAFETY: all zeroes is a valid value; the handler only writes to a pipe, which is
+        // async-signal-safe.
         let set = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_sigio as *const () as libc::sighandler_t;
@@ -44,21 +45,21 @@ impl RemovalWatcher {
         if set != 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: passes numbers; the descriptor is open.
+        // SAFETY: passes integers; the descriptor is open.
         match unsafe { libc::fcntl(directory.as_raw_fd(), libc::F_NOTIFY, NOTIFY_MASK) } {
             -1 => Err(io::Error::last_os_error()),
             _ => Ok(RemovalWatcher { _directory: directory, reader }),
         }
     }
 
-    /// Forgets what was told so far.
+    /// Clears the notification.
     pub fn drain(&self) {
         let mut buffer = [0; 64];
         while let Ok(1..) = rustix::io::read(&self.reader, &mut buffer) {}
     }
 }
 
-/// Readable once something was removed.
+/// Readable after a deletion.
 impl std::os::fd::AsFd for RemovalWatcher {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.reader.as_fd()
@@ -66,8 +67,8 @@ impl std::os::fd::AsFd for RemovalWatcher {
 }
 
 extern "C" fn on_sigio(_: libc::c_int) {
-    // SAFETY: writes one byte to a pipe that never blocks and is never closed. What was interrupted finds its own error
-    // as it was.
+    // SAFETY: writes one byte to a pipe that never blocks and is never closed. errno of the interrupted
+    // code is restored.
     unsafe {
         let errno = libc::__errno_location();
         let before = *errno;
@@ -102,7 +103,7 @@ mod tests {
         let watcher = RemovalWatcher::watch(dir.path()).unwrap();
         std::fs::write(at("file"), "").unwrap();
         std::fs::remove_file(at("inner/file")).unwrap();
-        assert!(!is_notified(&watcher, 0), "nothing of the directory itself is gone");
+        assert!(!is_notified(&watcher, 0), "no direct entry was deleted");
         std::fs::remove_file(at("file")).unwrap();
         assert!(is_notified(&watcher, 60));
         watcher.drain();

@@ -1,4 +1,4 @@
-//! Directories with all that is in them.
+//! Directory trees: deletion, copies, disk usage.
 
 mod copy;
 mod usage;
@@ -13,12 +13,12 @@ use rustix::io::Errno;
 pub use copy::{copy, open};
 pub use usage::usage;
 
-/// How far down is gone at a time. What is deeper is brought up first.
+/// The depth of directories that are open at a time. Deeper ones are moved to the top first.
 const MAX_OPEN_DEPTH: usize = 32;
 
-/// Says that what is in a directory has nothing to do with each other, where the file system wants to know: ext4 then puts
-/// each directory made in it, and all below, into another part of the disk. In one and the same part it looks at every file
-/// that was removed in the last minutes before it makes a new one.
+/// Marks the subdirectories of a directory as unrelated, on filesystems that support it: ext4 then
+/// places each new one, with everything below, in another block group. Within one group, ext4 checks
+/// every inode that was deleted in the last minutes before it allocates a new one.
 pub fn set_topdir_flag(directory: &Path) {
     let directory_fd = self::directory(CWD, directory);
     let flags = directory_fd.as_ref().map_err(|error| *error).and_then(rustix::fs::ioctl_getflags);
@@ -27,8 +27,8 @@ pub fn set_topdir_flag(directory: &Path) {
     }
 }
 
-/// Removes a directory and all that is in it, however deep that goes: whoever filled it may have wanted that this process
-/// runs out of files or of stack. Links are not followed.
+/// Deletes a directory tree of any depth. Its content may be hostile, so descriptors and stack are
+/// bounded. Symlinks are not followed.
 pub fn remove(path: &Path) -> io::Result<()> {
     let top = match directory(CWD, path) {
         Err(Errno::NOTDIR | Errno::LOOP) => return std::fs::remove_file(path),
@@ -64,13 +64,13 @@ fn remove_contents(
         if !entry.file_type().is_dir() {
             match rustix::fs::unlinkat(here, name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => continue,
-                // What the kernel answers for a directory.
+                // The errors of unlink for a directory.
                 Err(Errno::ISDIR | Errno::PERM) => {}
                 Err(error) => return Err(error.into()),
             }
         }
         if depth < MAX_OPEN_DEPTH {
-            // Somebody else may be removing the same.
+            // Another process may be deleting the same tree.
             let below = match directory(here, name) {
                 Err(Errno::NOENT) => continue,
                 below => below?,
@@ -97,7 +97,7 @@ fn move_to_top(
     loop {
         *moved_count += 1;
         let new = format!(".deep-{moved_count}");
-        // Somebody may have such a name up there already.
+        // The name may already exist at the top.
         match rustix::fs::renameat(&from, name, &top, new) {
             Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => {}
             other => return other,
@@ -123,13 +123,13 @@ mod tests {
         remove(&top).unwrap();
         assert!(!top.exists() && other.join("kept").exists());
         assert_eq!(remove(&top).map_err(|error| error.kind()), Err(io::ErrorKind::NotFound));
-        // A link is removed, not what it leads to.
+        // A symlink is deleted, not its target.
         std::os::unix::fs::symlink(&other, &top).unwrap();
         remove(&top).unwrap();
         assert!(std::fs::symlink_metadata(&top).is_err() && other.join("kept").exists());
     }
 
-    /// As deep as nobody could name it, in a thread with little stack.
+    /// Deeper than any path can name, in a thread with a small stack.
     #[test]
     fn deletes_a_deep_tree_with_a_small_stack() {
         let dir = tempfile::tempdir().unwrap();

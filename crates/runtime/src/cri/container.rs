@@ -1,4 +1,4 @@
-//! Containers: what they are made from, their states, what is run in them.
+//! Container messages: configuration, status, exec and attach requests, events.
 
 use std::collections::BTreeMap;
 
@@ -166,7 +166,7 @@ pub struct ContainerConfig {
     pub cdi_devices: Vec<CdiDevice>,
 }
 
-/// A device by the name it has in the files of its vendor (CDI), such as `example.com/gpu=0`.
+/// A CDI device by its fully qualified name, such as `example.com/gpu=0`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct CdiDevice {
     #[prost(string, tag = 1)]
@@ -291,7 +291,7 @@ pub struct ContainerResources {
     pub linux: Option<LinuxContainerResources>,
 }
 
-/// Who its first process began as.
+/// The user and groups that the container's first process started with.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ContainerUser {
     #[prost(message, optional, tag = 1)]

@@ -1,4 +1,4 @@
-//! Images.
+//! Image service messages.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The runtime itself: what it is, how it is, what it uses.
+//! Runtime messages: version, status and features, image filesystem info, container stats.
 
 use std::collections::BTreeMap;
 

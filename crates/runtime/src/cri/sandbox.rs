@@ -1,4 +1,4 @@
-//! Pods: what a sandbox is made from and what is known of it.
+//! Pod sandbox messages: configuration, status, port forwarding.
 
 use std::collections::BTreeMap;
 

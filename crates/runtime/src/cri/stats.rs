@@ -1,4 +1,4 @@
-//! What pods as a whole use, and the runtime's own settings.
+//! Pod sandbox stats and the runtime's configuration (`RuntimeConfig`).
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,8 @@ pub struct ListPodSandboxStatsRequest {
     pub filter: Option<PodSandboxStatsFilter>,
 }
 
-/// Of all pods, and where one was asked for, of that one: the fields are the same.
+/// Response of `ListPodSandboxStats`, and of `PodSandboxStats`, whose single message has the same field
+/// number.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ListPodSandboxStatsResponse {
     #[prost(message, repeated, tag = 1)]
@@ -105,7 +106,7 @@ pub struct RuntimeConfigResponse {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct LinuxRuntimeConfiguration {
-    /// 0 is systemd, 1 the kernel's own files.
+    /// 0 is systemd, 1 is cgroupfs.
     #[prost(int32, tag = 1)]
     pub cgroup_driver: i32,
 }

@@ -1,4 +1,4 @@
-//! CRI's questions about pods and containers.
+//! The CRI calls for pods and containers: [`Runtime`] for [`Embedded`].
 
 use std::iter;
 use std::path::{Path, PathBuf};
@@ -21,22 +21,22 @@ use super::{
 use crate::cri::*;
 use crate::{Error, ErrorCode, Result, Runtime};
 
-/// For what was killed to be gone.
+/// Time for killed processes to exit.
 const KILL_TIMEOUT: Duration = Duration::from_secs(60);
-/// Between two looks at a cgroup that is not empty yet; the kernel does not tell.
+/// Between attempts to remove a cgroup or directory that is not empty yet.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
-/// For what a supervisor tells everybody to arrive after it has answered.
+/// Time for a status update to arrive after the supervisor has answered a request.
 const STATUS_UPDATE_TIMEOUT: Duration = Duration::from_secs(1);
 const SIGKILL: i32 = 9;
 const SIGTERM: i32 = 15;
 
-/// Whether pods may have users of their own.
+/// Whether the kernel supports user namespaces for pods.
 fn has_user_namespaces() -> bool {
     let most = std::fs::read_to_string("/proc/sys/user/max_user_namespaces").unwrap_or_default();
     Path::new("/proc/self/ns/user").exists() && most.trim() != "0"
 }
 
-/// Has a container that was not started begin with other limits.
+/// Changes the resources of a container that has not been started.
 fn update_spec(directory: &Path, resources: &LinuxContainerResources) -> std::io::Result<()> {
     let (path, temp_path) = (directory.join("spec.json"), directory.join("spec.json.new"));
     let mut spec: spec::Container = serde_json::from_slice(&std::fs::read(&path)?)?;
@@ -46,12 +46,12 @@ fn update_spec(directory: &Path, resources: &LinuxContainerResources) -> std::io
     std::fs::rename(temp_path, path)
 }
 
-/// The group of a pod for which nobody has named one.
+/// The cgroup of a pod whose configuration names none.
 fn default_cgroup(id: &str) -> String {
     format!("/skiff/sandbox-{id}")
 }
 
-/// Whom a pod asks for names; whom the host does, if nothing is said of that.
+/// The pod's resolv.conf; the host's if the DNS configuration is empty.
 fn resolv_conf(dns: &DnsConfig) -> Vec<u8> {
     match translate::resolv_conf(dns) {
         text if text.is_empty() => std::fs::read("/etc/resolv.conf").unwrap_or_default(),
@@ -59,7 +59,7 @@ fn resolv_conf(dns: &DnsConfig) -> Vec<u8> {
     }
 }
 
-/// As long as those of other runtimes are in half.
+/// Half the length of containerd's IDs.
 fn new_id() -> String {
     uuid::Uuid::new_v4().simple().to_string()
 }
@@ -90,12 +90,13 @@ impl Embedded {
             handler: handler.into(),
             ips: addresses.map(|address| address.ip.to_string()).collect(),
             is_unfinished: matches!(pod_network, PodNetwork::Cni(..)),
-            // CNI's programs open them by themselves.
+            // CNI plugins publish host ports themselves.
             opens_ports: is_external && matches!(pod_network, PodNetwork::Own(..)),
         };
         let mut spec = translate::sandbox(config, pod_network.attachment().cloned());
         let full_spec = spec.clone();
-        // CNI's programs come between: they make the link that there may be settings of, and have settings of their own.
+        // With CNI, sysctls are applied after the plugins have run: sysctls of an interface need the
+        // interface to exist, and those of the pod override those that plugins set.
         if record.is_unfinished {
             spec.sysctls.clear();
         }
@@ -105,9 +106,9 @@ impl Embedded {
             ("resolv.conf", resolv_conf(&dns)),
         ];
         for (name, content) in files {
-            std::fs::write(directory.join(name), content).map_err(io_error(CALL, "write the pod's files"))?;
+            std::fs::write(directory.join(name), content).map_err(io_error(CALL, "write the pod files"))?;
         }
-        record::write(directory, &record).map_err(io_error(CALL, "write the pod down"))?;
+        record::write(directory, &record).map_err(io_error(CALL, "write the pod record"))?;
         let inner = self.inner.clone();
         let pod_dir = directory.to_owned();
         let started =
@@ -126,13 +127,14 @@ impl Embedded {
             }
             let mut record = pod.record.lock();
             (record.ips, record.is_unfinished) = (ips, false);
-            record::write(directory, &*record).map_err(io_error(CALL, "write the pod down"))?;
+            record::write(directory, &*record).map_err(io_error(CALL, "write the pod record"))?;
         }
         self.follow(&pod).await;
         Ok(pod)
     }
 
-    /// Makes a pod; `by_others` for those that no kubelet in this process knows of.
+    /// Creates and starts a pod. `is_external` marks pods that the kubelet in this process does not
+    /// know.
     pub(super) async fn run_pod(
         &self,
         config: &PodSandboxConfig,
@@ -155,9 +157,10 @@ impl Embedded {
         let _reserved = reserved
             .map_err(|reason| call_error(CALL, format!("failed to reserve sandbox name: {reason}")))?;
         let directory = self.inner.pods_dir().join(&id);
-        std::fs::create_dir(&directory).map_err(io_error(CALL, "make the pod's directory"))?;
+        std::fs::create_dir(&directory).map_err(io_error(CALL, "create the pod directory"))?;
         let mut config = config.clone();
-        // Nobody else counts such a pod as a whole.
+        // A pod without a parent cgroup gets one of its own, so that its usage can be accounted as a
+        // whole.
         let linux = config.linux.get_or_insert_default();
         if linux.cgroup_parent.is_empty() {
             linux.cgroup_parent = default_cgroup(&id);
@@ -172,7 +175,8 @@ impl Embedded {
                 Ok(id)
             }
             Err(error) => {
-                // What cannot be undone stays written down, for the next skiff.
+                // Best effort. A CNI attachment that could not be deleted stays in the CNI cache, and
+                // the next start retries.
                 let _ = self.detach_by_cni(&id, &directory, true).await;
                 let _ = supervisor_client::call(&directory, &SupervisorRequest::Stop).await;
                 let _ = podnet::detach(&link_name(&id));
@@ -184,12 +188,13 @@ impl Embedded {
         }
     }
 
-    /// Ends a pod, once: whoever removes it has told it to stop before.
+    /// Stops a pod. Does nothing the second time: `RemovePodSandbox` usually follows `StopPodSandbox`.
     async fn stop_pod(&self, pod: &Arc<Pod>) -> Result<()> {
         if pod.is_ended.load(Ordering::Acquire) {
             return Ok(());
         }
         let is_alive = *pod.is_ready.borrow();
+        // Detached first: CNI plugins need the network namespace, which the supervisor keeps alive.
         self.detach_by_cni(&pod.id, &pod.directory, is_alive).await?;
         let result = supervisor_client::call(&pod.directory, &SupervisorRequest::Stop).await;
         if result.is_err() {
@@ -199,7 +204,7 @@ impl Embedded {
             let mut ready = pod.is_ready.subscribe();
             let stopped = tokio::time::timeout(KILL_TIMEOUT, ready.wait_for(|ready| !ready)).await;
             if stopped.is_err() {
-                let reason = result.err().unwrap_or_else(|| "it does not end".to_owned());
+                let reason = result.err().unwrap_or_else(|| "the pod supervisor is still running".to_owned());
                 return Err(call_error("StopPodSandbox", reason));
             }
         }
@@ -209,7 +214,7 @@ impl Embedded {
         Ok(())
     }
 
-    /// Removes a cgroup as soon as nobody is in it.
+    /// Kills the processes in a cgroup and removes it once it is empty.
     async fn remove_cgroup(&self, group: &str, call: &'static str) -> Result<()> {
         let attempt = async {
             loop {
@@ -237,8 +242,9 @@ impl Embedded {
         run_hooks(pod.directory.join(&known.id), Stage::Poststop, "stopped", 0).await;
         remove_directory(pod.directory.join(&known.id))
             .await
-            .map_err(io_error(CALL, "remove the container's files"))?;
-        // Only now: as long as something is left whoever asks again is to find it.
+            .map_err(io_error(CALL, "remove the container files"))?;
+        // Removed from the table last, so that a retried call finds the container as long as any of it
+        // is left.
         pod.containers.lock().remove(&known.id);
         self.inner.events.publish(ContainerEventType::Deleted, pod, &known.id);
         Ok(())
@@ -268,15 +274,15 @@ impl Embedded {
             Err(_) => Err(Error::Rejected {
                 call,
                 code: ErrorCode::Timeout,
-                message: "the container goes on".into(),
+                message: "the container is still running".into(),
             }),
         }
     }
 }
 
-/// Runs what a container has of this stage. Failing changes nothing any more.
+/// Runs the container's hooks of a stage. A failure is only logged.
 async fn run_hooks(directory: PathBuf, stage: Stage, status: &'static str, pid: i32) {
-    // The bundle of those that have hooks.
+    // config.json exists only for containers with hooks.
     if !directory.join("config.json").exists() {
         return;
     }
@@ -289,7 +295,7 @@ async fn run_hooks(directory: PathBuf, stage: Stage, status: &'static str, pid: 
     };
     let done = tokio::task::spawn_blocking(work).await;
     if let Err(error) = done.unwrap_or_else(|error| Err(error.to_string())) {
-        tracing::warn!(%error, "a hook failed");
+        tracing::warn!(%error, "container hook failed");
     }
 }
 
@@ -299,7 +305,7 @@ async fn remove_directory(directory: std::path::PathBuf) -> std::io::Result<()> 
         let directory = directory.clone();
         let removed = tokio::task::spawn_blocking(move || sys::trees::remove(&directory)).await;
         match removed.map_err(std::io::Error::other)? {
-            // Whoever was killed may be on its way out still, and write a last file.
+            // A killed process may still be exiting and create a last file.
             Err(error)
                 if error.kind() == std::io::ErrorKind::DirectoryNotEmpty
                     && started.elapsed() < KILL_TIMEOUT =>
@@ -387,7 +393,7 @@ impl Runtime for Embedded {
         }
         remove_directory(pod.directory.clone())
             .await
-            .map_err(io_error("RemovePodSandbox", "remove the pod's files"))?;
+            .map_err(io_error("RemovePodSandbox", "remove the pod files"))?;
         self.inner.pods.remove(id);
         self.inner.events.publish(ContainerEventType::Deleted, &pod, id);
         Ok(())
@@ -433,7 +439,8 @@ impl Runtime for Embedded {
         let image = self.with_store(CALL, {
             let name = name.clone();
             move |store| {
-                // Until the container is written down nobody knows that it stands on these layers.
+                // The guard keeps garbage collection from deleting these layers before the container is
+                // recorded.
                 let guard = store.lock_shared()?;
                 match store.find(&name)? {
                     Some(found) => Ok(Some((store.config(&found)?, found, guard))),
@@ -486,7 +493,8 @@ impl Runtime for Embedded {
         let directory = pod.directory.join(&id);
         let write = || -> std::io::Result<()> {
             std::fs::create_dir(&directory)?;
-            // Kubelets have one of their own for each pod.
+            // A kubelet mounts a hosts file of its own. Pods of other CRI clients get a copy of the
+            // host's.
             let hosts = pod.directory.join("hosts");
             if spec.mounts.iter().any(|mount| mount.source == hosts) && !hosts.exists() {
                 std::fs::write(&hosts, std::fs::read("/etc/hosts").unwrap_or_default())?;
@@ -499,7 +507,7 @@ impl Runtime for Embedded {
             }
             record::write(&directory, &record)
         };
-        write().map_err(io_error(CALL, "write the container down"))?;
+        write().map_err(io_error(CALL, "write the container record"))?;
         pod.containers.lock().insert(id.clone(), Arc::new(Known::new(id.clone(), record, None)));
         self.inner.events.publish(ContainerEventType::Created, &pod, &id);
         Ok(id)
@@ -518,7 +526,8 @@ impl Runtime for Embedded {
         let result =
             supervisor_client::call(&pod.directory, &SupervisorRequest::Start { container: id.to_owned() })
                 .await;
-        // The news come over another connection; whoever asks next must know them.
+        // The status arrives on the watch connection. Wait for it, so that a `ContainerStatus` after
+        // this call shows the start.
         let mut status = known.status.subscribe();
         let status_update = status.wait_for(|status| {
             status.as_ref().is_some_and(|status| status.started != 0 || status.failure.is_some())
@@ -574,21 +583,21 @@ impl Runtime for Embedded {
         const CALL: &str = "UpdateContainerResources";
         let (pod, known) = self.inner.container(id, CALL)?;
         let config = pod.record.lock().config.clone().unwrap_or_default();
-        // One change after the other, so that what is told is what came last.
+        // Held during the whole update, so that the recorded resources are those applied last.
         let mut present = known.resources.lock();
         let changed = translate::merge_resources(&present, resources);
         match view::state(&known) {
-            // It has no group yet.
+            // The cgroup does not exist before the start.
             ContainerState::Created => update_spec(&pod.directory.join(id), &changed),
             _ => {
                 let group = translate::cgroup(&config, id);
                 self.inner.cgroups.limit(&group, &translate::limits(resources))
             }
         }
-        .map_err(io_error(CALL, "change limits"))?;
+        .map_err(io_error(CALL, "update resource limits"))?;
         let record = ContainerRecord { resources: Some(changed.clone()), ..known.record.clone() };
         record::write(&pod.directory.join(id), &record)
-            .map_err(io_error(CALL, "write the container down"))?;
+            .map_err(io_error(CALL, "write the container record"))?;
         *present = changed;
         Ok(())
     }

@@ -1,6 +1,6 @@
-//! Capabilities by name.
+//! Linux capabilities by name.
 
-/// In the order of their numbers.
+/// Indexed by capability number.
 const CAPABILITY_NAMES: [&str; 41] = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -44,7 +44,7 @@ const CAPABILITY_NAMES: [&str; 41] = [
     "BPF",
     "CHECKPOINT_RESTORE",
 ];
-/// What containers have where nothing is said; every runtime agrees on these.
+/// The capabilities of containers that specify none; the same as containerd's.
 const DEFAULT_CAPABILITIES: [&str; 14] = [
     "CHOWN",
     "DAC_OVERRIDE",
@@ -62,19 +62,19 @@ const DEFAULT_CAPABILITIES: [&str; 14] = [
     "AUDIT_WRITE",
 ];
 
-/// The number of a capability, with or without `CAP_`, in letters of any size.
+/// The number of a capability, case-insensitive, with or without the prefix `CAP_`.
 pub fn number(name: &str) -> Option<u8> {
     let name = name.to_ascii_uppercase();
     let name = name.strip_prefix("CAP_").unwrap_or(&name);
     CAPABILITY_NAMES.iter().position(|known| *known == name).and_then(|at| u8::try_from(at).ok())
 }
 
-/// All there are.
+/// The numbers of all capabilities.
 pub fn all() -> Vec<u8> {
     (0..=40).collect()
 }
 
-/// What is left of the default when some are added and some are dropped; `ALL` is all of them.
+/// The default capabilities plus `add`, minus `drop`; `ALL` stands for all capabilities.
 pub fn select_capabilities(add: &[String], drop: &[String]) -> Result<Vec<u8>, String> {
     let is_all = |name: &String| name.eq_ignore_ascii_case("ALL");
     let numbers = |names: &[String]| -> Result<Vec<u8>, String> {
@@ -83,6 +83,7 @@ pub fn select_capabilities(add: &[String], drop: &[String]) -> Result<Vec<u8>, S
         named.map(|name| number(name).ok_or_else(|| unknown(name))).collect()
     };
     let mut selected: Vec<u8> = DEFAULT_CAPABILITIES.iter().filter_map(|name| number(name)).collect();
+    // `ALL` is applied first, so that dropping `ALL` and adding one capability leaves that one.
     if add.iter().any(is_all) {
         selected = all();
     }

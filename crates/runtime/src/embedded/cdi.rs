@@ -1,7 +1,8 @@
-//! Devices by the names their vendors gave them (CDI, the container device interface): files say what a container needs
-//! that is to use one: variables, device nodes, mounts, groups, hooks.
+//! CDI (Container Device Interface): reads the vendors' spec files and applies their container edits
+//! (environment variables, device nodes, mounts, groups, hooks).
 //!
-//! What a file wants that this runtime cannot do is an error and not left out: a device that works by half is worse.
+//! An edit that this runtime does not support is an error. Skipping it would leave the device half
+//! configured. Upstream counterpart: `tags.cncf.io/container-device-interface`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -12,17 +13,17 @@ use serde_json::Value;
 use super::{spec, translate};
 use crate::cri::{CdiDevice, ContainerConfig, Mount, MountPropagation};
 
-/// Where files are; what is in the later one wins.
+/// The directories of spec files, in ascending priority.
 pub const DIRECTORIES: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
-/// The mode of a device where nothing is said about it.
+/// The mode of a device node whose spec has no `fileMode`.
 const DEFAULT_DEVICE_MODE: u32 = 0o666;
-/// Parts of edits that take more than this runtime has.
+/// Fields of `containerEdits` that this runtime does not support.
 const UNSUPPORTED_FIELDS: [&str; 2] = ["intelRdt", "netDevices"];
 
-/// What becomes different about a container.
+/// The edits of all requested devices, merged.
 #[derive(Debug, Default, PartialEq)]
 pub struct ContainerEdits {
-    /// `NAME=value`.
+    /// As `NAME=value`.
     env: Vec<String>,
     devices: Vec<spec::Device>,
     mounts: Vec<Mount>,
@@ -30,17 +31,18 @@ pub struct ContainerEdits {
     hooks: Vec<spec::Hook>,
 }
 
-/// A device in a file.
+/// A device in a spec file.
 struct DeviceEntry {
     file: Arc<Value>,
-    /// Its place among the file's.
+    /// Its index in the file's `devices`.
     index: usize,
     priority: usize,
-    /// Another one has the same name, so that nobody knows which is meant.
+    /// Another file of the same priority has a device of the same name. Such a device cannot be
+    /// resolved.
     is_ambiguous: bool,
 }
 
-/// What the files in these directories say about devices.
+/// Resolves the requested devices with the spec files in `directories`.
 pub fn resolve_devices(directories: &[&Path], requested: &[CdiDevice]) -> Result<ContainerEdits, String> {
     if requested.is_empty() {
         return Ok(ContainerEdits::default());
@@ -55,10 +57,10 @@ pub fn resolve_devices(directories: &[&Path], requested: &[CdiDevice]) -> Result
     let mut container_edits = ContainerEdits::default();
     let mut applied_files: Vec<Arc<Value>> = Vec::new();
     let mut left = names.clone();
-    // In the order they are wanted, each once.
+    // In the order of the request, each device once.
     for name in requested.iter().map(|device| device.name.as_str()).filter(|name| left.remove(name)) {
         let Some(found) = resolved(&name) else { continue };
-        // What is said of all devices of a file is done once.
+        // The edits of the file itself apply once, however many of its devices are requested.
         if !applied_files.iter().any(|file| Arc::ptr_eq(file, &found.file)) {
             applied_files.push(found.file.clone());
             container_edits.add(&found.file["containerEdits"]).map_err(|why| format!("{name}: {why}"))?;
@@ -69,7 +71,7 @@ pub fn resolve_devices(directories: &[&Path], requested: &[CdiDevice]) -> Result
     Ok(container_edits)
 }
 
-/// All devices by their whole names. A file that cannot be read has none.
+/// All devices by their fully qualified names. Unreadable files are skipped.
 fn devices(directories: &[&Path]) -> BTreeMap<String, DeviceEntry> {
     let mut known: BTreeMap<String, DeviceEntry> = BTreeMap::new();
     for (priority, directory) in directories.iter().enumerate() {
@@ -111,7 +113,7 @@ impl ContainerEdits {
         for variable in list(&container_edits["env"]) {
             let variable = text(variable);
             if !variable.contains('=') {
-                return Err("env: a variable has no value".to_owned());
+                return Err("env: a variable is not NAME=value".to_owned());
             }
             self.env.push(variable.to_owned());
         }
@@ -124,14 +126,14 @@ impl ContainerEdits {
         for requested in list(&container_edits["hooks"]) {
             self.hooks.push(hook(requested)?);
         }
-        // 0 says nothing.
+        // As in the CDI library, GID 0 is ignored.
         self.groups.extend(
             list(&container_edits["additionalGids"]).filter_map(Value::as_i64).filter(|gid| *gid > 0),
         );
         Ok(())
     }
 
-    /// Adds to a container's configuration what it has words for.
+    /// Applies the edits that CRI can express, mounts and groups, to a container's configuration.
     pub fn apply(&self, config: &mut ContainerConfig) {
         config.mounts.extend(self.mounts.iter().cloned());
         if !self.groups.is_empty() {
@@ -140,8 +142,8 @@ impl ContainerEdits {
         }
     }
 
-    /// Adds the variables, the devices, of which more can be said than a configuration has words for, and the hooks. A
-    /// variable that is set already keeps its position.
+    /// Applies the other edits: environment variables, hooks, and devices, of which CRI expresses only
+    /// a part. A variable that is already set is replaced in place.
     pub fn apply_to_spec(self, container: &mut spec::Container) {
         for variable in self.env {
             match translate::env_position(&container.env, &variable) {
@@ -213,7 +215,7 @@ fn mount(requested: &Value) -> Result<Mount, String> {
 fn hook(requested: &Value) -> Result<spec::Hook, String> {
     let (name, path) = (text(&requested["hookName"]), text(&requested["path"]));
     let stage = spec::Stage::ALL.into_iter().find(|stage| stage.name() == name);
-    let stage = stage.ok_or_else(|| format!("hooks: there is no hook {name:?}"))?;
+    let stage = stage.ok_or_else(|| format!("hooks: unknown hook {name:?}"))?;
     if !path.starts_with('/') {
         return Err(format!("hooks: {path:?} is not an absolute path"));
     }

@@ -1,4 +1,4 @@
-//! What happens to pods and containers, for whoever listens. Nobody has to ask again and again.
+//! Publishes pod and container lifecycle events, so that clients need not poll (`GetContainerEvents`).
 
 use std::sync::Arc;
 
@@ -8,13 +8,13 @@ use super::pods::Pod;
 use super::view;
 use crate::cri::{ContainerEventResponse, ContainerEventType};
 
-/// As far as a listener may fall behind before it misses something.
+/// Events that a subscriber may fall behind before it loses some.
 const MAX_PENDING_EVENTS: usize = 256;
 
-/// Tells what happens.
+/// Counts changes and sends events to subscribers.
 #[derive(Clone, Debug)]
 pub struct EventPublisher {
-    /// Counts changes.
+    /// The number of changes so far.
     changes: Arc<watch::Sender<u64>>,
     events: broadcast::Sender<Arc<ContainerEventResponse>>,
 }
@@ -29,7 +29,7 @@ impl Default for EventPublisher {
 }
 
 impl EventPublisher {
-    /// Something happened to a container, or to the pod itself where the id is the pod's.
+    /// Publishes an event of a container, or of the pod itself if `id` is the pod's.
     pub fn publish(&self, kind: ContainerEventType, pod: &Pod, id: &str) {
         if self.events.receiver_count() > 0 {
             let containers: Vec<_> = pod.containers.lock().values().cloned().collect();
@@ -43,13 +43,13 @@ impl EventPublisher {
                     .map(|known| view::container_status(pod, known))
                     .collect(),
             };
-            // The last one may just have gone.
+            // The last subscriber may have gone in the meantime.
             let _ = self.events.send(Arc::new(event));
         }
         self.changes.send_modify(|count| *count += 1);
     }
 
-    /// Waits until there were more changes than these; answers how many there were.
+    /// Waits until the number of changes differs from `since` and returns it.
     pub async fn wait_for_change(&self, since: u64) -> u64 {
         let mut changes = self.changes.subscribe();
         let count = changes.wait_for(|count| *count != since).await;

@@ -1,4 +1,4 @@
-//! Commands in containers, run to their end.
+//! `ExecSync`: runs a command in a container and returns its output and exit code.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -13,10 +13,11 @@ use super::{Embedded, call_error};
 use crate::cri::ExecSyncResponse;
 use crate::{Error, ErrorCode, Result};
 
-/// What is kept of each stream of a command: both together fit into the largest message that clients of CRI take, which has
-/// 16 MiB.
+/// Limit of each output stream. Both streams together fit into the 16 MiB that CRI clients accept as a
+/// message.
 const MAX_OUTPUT_BYTES: u64 = (8 << 20) - (1 << 10);
-/// For what a command has left in its pipes; somebody it left behind may hold them open for ever.
+/// Time to read the remaining output after a command has exited. A process that it left behind may hold
+/// the pipes open forever.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 const CALL: &str = "ExecSync";
 
@@ -71,13 +72,13 @@ impl Embedded {
                 }
             };
             let (code, ()) = tokio::join!(code, reading);
-            let exit_code = code.ok_or_else(|| call_error(CALL, "the container is gone"))?;
+            let exit_code = code.ok_or_else(|| call_error(CALL, "the pod supervisor exited"))?;
             Ok(ExecSyncResponse { stdout, stderr, exit_code })
         };
         if timeout.is_zero() {
             return run.await;
         }
-        // Hanging up ends the command.
+        // Closing the connection makes the supervisor kill the command.
         tokio::time::timeout(timeout, run).await.unwrap_or_else(|_| {
             let message = format!("command {command:?} timed out: timeout {timeout:?} exceeded");
             Err(Error::Rejected { call: CALL, code: ErrorCode::Timeout, message })
@@ -85,18 +86,19 @@ impl Embedded {
     }
 }
 
-/// Reads a stream to its end and keeps the beginning of it; the command is not to wait for somebody to take the rest.
+/// Reads a stream to its end and keeps the first part of it. The rest is discarded, so that the command
+/// never blocks on a full pipe.
 async fn read_limited(mut stream: pipe::Receiver, into: &mut Vec<u8>) -> io::Result<u64> {
     (&mut stream).take(MAX_OUTPUT_BYTES).read_to_end(into).await?;
     tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
 }
 
-/// Why a command could not be run, in the words of runc.
+/// An exec error in runc's format.
 pub fn exec_failure(message: &str) -> String {
     format!("OCI runtime exec failed: exec failed: unable to start container process: {message}: unknown")
 }
 
-/// Waits for the end of a command; `None` where nobody knows.
+/// Waits for the exit code of a command; `None` if the supervisor is gone.
 pub async fn wait_exit_code(caller: &mut SupervisorClient) -> Option<i32> {
     while let Ok(Some(answer)) = caller.next().await {
         if let SupervisorResponse::Exited { code } = answer {
@@ -106,7 +108,7 @@ pub async fn wait_exit_code(caller: &mut SupervisorClient) -> Option<i32> {
     None
 }
 
-/// A pipe whose far end is for a command and whose near end is read here.
+/// An output pipe: the write end is for the command, the read end stays here.
 pub fn output_pipe() -> io::Result<(io::PipeWriter, pipe::Receiver)> {
     let (reader, writer) = io::pipe()?;
     Ok((writer, pipe::Receiver::from_owned_fd(reader.into())?))

@@ -1,8 +1,9 @@
-//! Programs that have a part in a container's life, as OCI calls them: hooks. Files of CDI name them.
+//! OCI lifecycle hooks. CDI specs configure them.
 //!
-//! Each gets the container's state on standard input, in which the container's directory is named as its bundle: the
-//! `config.json` there says where the root is. What is done before a container begins is done by the process that
-//! becomes it, and failing fails the start; what comes after is done by skiff and only told when it fails.
+//! Each hook gets the container's state as JSON on standard input, with the container's directory as
+//! its bundle; `config.json` there names the root filesystem. Hooks before the start run in the process
+//! that becomes the container, and a failure fails the start. Hooks after the start run in skiff, and a
+//! failure is only logged.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,18 +20,18 @@ use serde_json::{Value, json};
 
 use super::spec::{Container, Hook, Stage};
 
-/// The version of OCI's words that these are.
+/// The version of the OCI runtime specification in states and bundles.
 const OCI_VERSION: &str = "1.2.0";
-/// For one that says nothing of how long it may take.
+/// Timeout of a hook that specifies none.
 const DEFAULT_HOOK_TIMEOUT: Duration = Duration::from_secs(120);
-/// What is repeated of what a program said that failed.
+/// Limit of the output that the error of a failed hook quotes.
 const MAX_OUTPUT_BYTES: u64 = 1 << 10;
 
-/// The container as a hook is told of it.
+/// The OCI state of a container, as passed to a hook.
 pub struct HookState<'a> {
     pub id: &'a str,
     pub status: &'a str,
-    /// As the host counts; 0 for none.
+    /// In the host's PID namespace; 0 for none.
     pub pid: i32,
     pub bundle: &'a Path,
 }
@@ -48,7 +49,7 @@ impl HookState<'_> {
     }
 }
 
-/// What the bundle says of a container, as far as hooks ask.
+/// The bundle's `config.json`, with the parts that hooks use.
 pub fn bundle_config(spec: &Container, bundle: &Path, annotations: &BTreeMap<String, String>) -> Value {
     let mounts = spec.mounts.iter().map(|mount| {
         json!({"destination": mount.target, "source": mount.source, "type": "bind", "options": ["rbind"]})
@@ -64,7 +65,7 @@ pub fn bundle_config(spec: &Container, bundle: &Path, annotations: &BTreeMap<Str
     })
 }
 
-/// Runs those of a stage, one after the other, until one fails. `place` is where they begin.
+/// Runs the hooks of a stage in order until one fails. `working_dir` is their working directory.
 pub fn run(hooks: &[Hook], stage: Stage, state: &HookState<'_>, working_dir: &Path) -> Result<(), String> {
     for (at, hook) in hooks.iter().filter(|hook| hook.stage == stage).enumerate() {
         let failed = |why: String| format!("error running {} hook #{at}: {why}", stage.name());
@@ -76,7 +77,8 @@ pub fn run(hooks: &[Hook], stage: Stage, state: &HookState<'_>, working_dir: &Pa
     Ok(())
 }
 
-/// The outer failure is not to have been able to, the inner one is the program's.
+/// Runs one hook. The outer error means that it could not be run, the inner one that it failed or timed
+/// out.
 fn run_hook(hook: &Hook, state: &str, working_dir: &Path) -> io::Result<Result<(), String>> {
     let memory = |name: &str| rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC).map(File::from);
     let (mut input, mut output) = (memory("state")?, memory("said")?);
@@ -102,7 +104,7 @@ fn run_hook(hook: &Hook, state: &str, working_dir: &Path) -> io::Result<Result<(
     output.rewind()?;
     output.take(MAX_OUTPUT_BYTES).read_to_end(&mut captured)?;
     let captured = String::from_utf8_lossy(&captured).trim().to_owned();
-    let how = if timed_out { format!("it takes longer than {timeout:?}") } else { status.to_string() };
+    let how = if timed_out { format!("timed out after {timeout:?}") } else { status.to_string() };
     Ok(Err(format!("{how}, output: {captured}")))
 }
 
@@ -130,7 +132,7 @@ impl Stage {
         Stage::Poststop,
     ];
 
-    /// As OCI calls it.
+    /// The name in the OCI runtime specification.
     pub fn name(self) -> &'static str {
         match self {
             Stage::Prestart => "prestart",
@@ -176,6 +178,6 @@ mod tests {
         let error = run(Stage::Prestart).unwrap_err();
         assert_eq!(error, "error running prestart hook #1: exit status: 3, output: no\nway");
         let error = run(Stage::Poststart).unwrap_err();
-        assert_eq!(error, "error running poststart hook #0: it takes longer than 0ns, output: ");
+        assert_eq!(error, "error running poststart hook #0: timed out after 0ns, output: ");
     }
 }

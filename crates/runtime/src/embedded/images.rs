@@ -1,4 +1,4 @@
-//! CRI's questions about images.
+//! The CRI calls for images.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::Result;
 use crate::cri::*;
 
 impl Embedded {
-    /// Does slow work on images where nobody waits for this thread.
+    /// Runs blocking work on the image store in the blocking thread pool.
     pub(super) async fn with_store<T: Send + 'static>(
         &self,
         call: &'static str,
@@ -42,9 +42,10 @@ impl Embedded {
             let Some(known) = store.find(&name)? else { return Ok(None) };
             match store.config(&known) {
                 Ok(config) => Ok(Some(view::image(&known, &config.config.user))),
-                // Nothing can be made of it. Whoever is told that it is not there pulls it again, which mends it.
+                // A damaged image is unusable. Reported as missing it is pulled again, which repairs
+                // it.
                 Err(error) if error.is_corrupt() => {
-                    tracing::warn!(%error, image = name, "an image is damaged");
+                    tracing::warn!(%error, image = name, "image is damaged, reporting it as missing");
                     Ok(None)
                 }
                 Err(error) => Err(error),
@@ -53,7 +54,7 @@ impl Embedded {
         .await
     }
 
-    /// The layers of the images that a container has as volumes, by what they are called there.
+    /// The layers of the images that the container mounts as volumes, by image name.
     pub(super) async fn volume_layers(
         &self,
         config: &ContainerConfig,
@@ -79,7 +80,7 @@ impl Embedded {
         .await
     }
 
-    /// Whether the wanted part of an image is in there.
+    /// Checks that the image of a volume has the requested sub path.
     pub(super) fn check_sub_path(&self, volume: &ImageVolume) -> std::result::Result<(), String> {
         if volume.sub_path.is_empty() {
             return Ok(());
@@ -89,7 +90,7 @@ impl Embedded {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 Err(volume.missing_error("no such file or directory"))
             }
-            // What else there is against it is said by whoever mounts it.
+            // All other errors are reported by the mount itself.
             _ => Ok(()),
         }
     }
@@ -97,7 +98,7 @@ impl Embedded {
     pub(super) async fn delete_image(&self, spec: &ImageSpec) -> Result<()> {
         let (name, runtime) = (spec.image.clone(), self.clone());
         self.with_store("RemoveImage", move |store| {
-            // By its id, so that all its names go, as CRI wants it.
+            // Removed by ID, so that all its names go, as CRI requires.
             if let Some(known) = store.find(&name)? {
                 store.remove(&known.id.to_string())?;
                 runtime.collect_garbage(store)?;
@@ -107,9 +108,11 @@ impl Embedded {
         .await
     }
 
-    /// Removes the pieces of images that are gone. While others are on their way that is put off until they are there.
+    /// Deletes layers and blobs of removed images. While pulls or container creations are in progress,
+    /// collection is postponed until they are done.
     fn collect_garbage(&self, store: &image::Store) -> std::result::Result<(), image::Error> {
-        // Before: whoever finds it at work owes another one.
+        // Cleared before the collection starts: an operation that becomes garbage during it sets the
+        // flag again.
         self.inner.needs_collection.store(false, Relaxed);
         let released_bytes =
             store.collect_garbage(|| super::layers_in_use(&self.inner.config.root), |_, _| false);
@@ -119,7 +122,8 @@ impl Embedded {
         released_bytes.map(drop)
     }
 
-    /// An image or a container that was on its way is there. Nobody waits for this.
+    /// Runs a postponed garbage collection in the background, after a pull or a container start has
+    /// finished.
     pub(super) fn collect_if_needed(&self) {
         if !self.inner.needs_collection.load(Relaxed) {
             return;
@@ -127,7 +131,10 @@ impl Embedded {
         let runtime = self.clone();
         tokio::task::spawn_blocking(move || {
             if let Err(error) = runtime.collect_garbage(&runtime.inner.images) {
-                tracing::warn!(error = error_chain(&error), "cannot remove pieces of images that are gone");
+                tracing::warn!(
+                    error = error_chain(&error),
+                    "image garbage collection failed, retrying after the next pull or start"
+                );
             }
         });
     }
@@ -137,7 +144,7 @@ impl Embedded {
         let failed =
             |why: String| call_error("PullImage", format!("failed to pull and unpack image {name:?}: {why}"));
         let reference = image::Reference::parse(&name).map_err(|error| failed(error.to_string()))?;
-        // Read each time: whoever changes the file should not have to restart anything.
+        // Read for each pull, so that changes of the file take effect without a restart.
         let super::Config { registries, mirrors_only, .. } = &self.inner.config;
         let settings = image::pull::RegistrySettings::read(registries).map_err(failed)?;
         let settings = settings.mirrors_only(*mirrors_only);
@@ -145,14 +152,15 @@ impl Embedded {
         let collect_on_drop = CollectOnDrop(&self.inner.needs_collection);
         let pulled = puller.pull(&reference, auth.and_then(credentials).as_ref()).await;
         let image = pulled.map_err(|error| failed(error_chain(&error)))?;
+        // The pull is complete, so the guard must not run.
         std::mem::forget(collect_on_drop);
         self.collect_if_needed();
         Ok(image.id.to_string())
     }
 }
 
-/// A pull that fails or is given up leaves pieces that no image needs. They do not go at once: whoever tries again has
-/// less to fetch.
+/// Requests a garbage collection when dropped: a pull that fails or is cancelled leaves blobs that no
+/// image references. They are not deleted at once, so that a retry can resume.
 struct CollectOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for CollectOnDrop<'_> {
@@ -161,7 +169,7 @@ impl Drop for CollectOnDrop<'_> {
     }
 }
 
-/// Stacks layers, lowest first, where nobody sees it, and looks.
+/// Mounts the layers, lowest first, in a private mount namespace and opens the sub path.
 fn sub_path_exists(layers_dir: &Path, layers: &[String], part: &str) -> std::io::Result<()> {
     use rustix::fs::{Mode, OFlags};
     use rustix::mount::{MountFlags, MountPropagationFlags as Propagation};
@@ -173,11 +181,11 @@ fn sub_path_exists(layers_dir: &Path, layers: &[String], part: &str) -> std::io:
     if let [only] = layers {
         return Ok(open_sub_path(&layers_dir.join(only))?);
     }
-    // A thread with mounts of its own, which go with it.
+    // This thread has a mount namespace of its own, which disappears with it.
     let mount_and_open = || {
         sys::process::unshare(UnshareFlags::FS | UnshareFlags::NEWNS)?;
         rustix::mount::mount_change("/", Propagation::PRIVATE | Propagation::REC)?;
-        // Names alone, of which many fit into the options.
+        // The layers are named relative to the current directory: mount options are limited to a page.
         rustix::process::chdir(layers_dir)?;
         let names: Vec<&str> = layers.iter().rev().map(String::as_str).collect();
         let options = std::ffi::CString::new(format!("lowerdir={}", names.join(":")))?;

@@ -1,7 +1,8 @@
-//! What the kernel's security modules call a container: the profile of AppArmor it is confined by, its label of SELinux.
+//! AppArmor profiles and SELinux labels of containers.
 //!
-//! AppArmor that is asked for and not there is an error, as everywhere. A label of SELinux is what a container would have
-//! if the host had it: without, it is left off, as other runtimes do, and many charts count on that.
+//! A requested AppArmor profile that is not loaded is an error, as in other runtimes. A requested
+//! SELinux label is ignored on hosts without SELinux, as in other runtimes, because many charts rely on
+//! that.
 
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -10,20 +11,20 @@ use std::sync::OnceLock;
 
 use crate::cri::{ProfileType, SecurityProfile, SelinuxOption};
 
-/// Profiles that stand for the runtime's own, the first that is loaded.
+/// Profiles that can serve as `RuntimeDefault`; the first that is loaded is used.
 const DEFAULT_PROFILES: [&str; 3] = ["skiff-default", "cri-containerd.apparmor.d", "docker-default"];
-/// The first of them, in AppArmor's words.
+/// The source of the first one.
 const DEFAULT_PROFILE_TEXT: &str = include_str!("labels/skiff-default");
-/// Whether the kernel was given that, or why not.
+/// The result of loading it into the kernel.
 static PROFILE_LOAD_RESULT: OnceLock<Result<(), String>> = OnceLock::new();
 const LOADED_PROFILES_PATH: &str = "/sys/kernel/security/apparmor/profiles";
-/// Where the name of a profile is written that is to go.
+/// Writing a profile's name to this file unloads the profile.
 const REMOVE_PROFILE_PATH: &str = "/sys/kernel/security/apparmor/.remove";
 
-/// What this host has.
+/// The security modules of this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SecurityModules {
-    /// The profiles of AppArmor that are loaded, where it is enabled.
+    /// The loaded AppArmor profiles, if AppArmor is enabled.
     pub apparmor: Option<Vec<String>>,
     pub selinux: bool,
 }
@@ -33,7 +34,8 @@ impl SecurityModules {
         let enabled = std::fs::read_to_string("/sys/module/apparmor/parameters/enabled").unwrap_or_default();
         let is_mounted = Path::new("/sys/kernel/security/apparmor").exists();
         let apparmor = (enabled.starts_with('Y') && is_mounted).then(|| {
-            // Ours is put in place once, since an older skiff may have had another; others are left alone.
+            // Skiff's profile is loaded once per process, since an older version may have loaded a
+            // different one. Profiles of others are left alone.
             if default_profile(&loaded_profiles()).is_none_or(|name| name == DEFAULT_PROFILES[0]) {
                 PROFILE_LOAD_RESULT.get_or_init(load_default);
             }
@@ -42,7 +44,7 @@ impl SecurityModules {
         SecurityModules { apparmor, selinux: Path::new("/sys/fs/selinux/enforce").exists() }
     }
 
-    /// The profile that a container is confined by, if any.
+    /// The AppArmor profile that confines a container, if any.
     pub fn apparmor(
         &self,
         requested: Option<&SecurityProfile>,
@@ -74,14 +76,14 @@ impl SecurityModules {
                         .get()
                         .and_then(|outcome| outcome.clone().err())
                         .unwrap_or_default();
-                    format!("no default profile of AppArmor is loaded (one of {names}): {reason}")
+                    format!("no default AppArmor profile is loaded (one of {names}): {reason}")
                 };
                 default_profile(loaded).map(|name| Some(name.to_owned())).ok_or_else(reason)
             }
         }
     }
 
-    /// The label of a container's processes, if any.
+    /// The SELinux label of a container's processes, if any.
     pub fn selinux(&self, requested: Option<&SelinuxOption>) -> Option<String> {
         let requested =
             requested.filter(|requested| self.selinux && **requested != SelinuxOption::default())?;
@@ -97,10 +99,10 @@ impl SecurityModules {
     }
 }
 
-/// The profiles the kernel has.
+/// The profiles that the kernel has loaded.
 fn loaded_profiles() -> Vec<String> {
     let text = std::fs::read_to_string(LOADED_PROFILES_PATH).unwrap_or_default();
-    // As in `docker-default (enforce)`; names may have spaces.
+    // A line is `docker-default (enforce)`; names may contain spaces.
     text.lines().filter_map(|line| Some(line.rsplit_once(" (")?.0.to_owned())).collect()
 }
 
@@ -108,7 +110,7 @@ fn default_profile(loaded: &[String]) -> Option<&'static str> {
     DEFAULT_PROFILES.into_iter().find(|name| loaded.iter().any(|known| known == name))
 }
 
-/// Gives the kernel our own. Only AppArmor's program can write what the kernel reads; hosts with AppArmor have it.
+/// Loads skiff's profile. Only `apparmor_parser` can compile profiles; hosts with AppArmor have it.
 fn load_default() -> Result<(), String> {
     let load = || -> io::Result<Output> {
         let mut parser = Command::new("apparmor_parser")
@@ -117,18 +119,18 @@ fn load_default() -> Result<(), String> {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()?;
-        // One that does not listen says why below.
+        // If this fails, the parser's exit status and output below have the reason.
         let _ = parser.stdin.take().map(|mut input| input.write_all(DEFAULT_PROFILE_TEXT.as_bytes()));
         parser.wait_with_output()
     };
     match load() {
         Ok(done) if done.status.success() => Ok(()),
         Ok(done) => Err(format!("apparmor_parser: {}", String::from_utf8_lossy(&done.stderr).trim())),
-        Err(error) => Err(format!("cannot run apparmor_parser, which comes with AppArmor: {error}")),
+        Err(error) => Err(format!("cannot run apparmor_parser, install the apparmor package: {error}")),
     }
 }
 
-/// Removes the profile that [`Modules::of_host`] has loaded, if it is there.
+/// Unloads the profile that [`SecurityModules::of_host`] has loaded, if it is loaded.
 pub fn remove_default_profile() -> io::Result<()> {
     if !loaded_profiles().iter().any(|name| name == DEFAULT_PROFILES[0]) {
         return Ok(());
@@ -170,7 +172,7 @@ mod tests {
         check(Some(some), "localhost/mine", Ok(Some("mine")));
         check(Some(some), "yours", Err("apparmor profile not found yours"));
         check(Some(&[]), "", Ok(None));
-        let reason = "no default profile of AppArmor is loaded (one of skiff-default, cri-containerd.apparmor.d, docker-default): ";
+        let reason = "no default AppArmor profile is loaded (one of skiff-default, cri-containerd.apparmor.d, docker-default): ";
         check(Some(&[]), "default", Err(reason));
         let loaded = SecurityModules { apparmor: Some(vec!["docker-default".to_owned()]), selinux: false };
         assert_eq!(loaded.apparmor(None, true), Ok(None));

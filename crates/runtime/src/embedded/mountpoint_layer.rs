@@ -1,31 +1,34 @@
-//! Where something is mounted in nearly every container, as a layer below those of its image.
+//! Layers with the mount points that nearly every container needs, stacked below the layers of its
+//! image.
 //!
-//! An image may lack these places. They would then be made among the changes of each of its containers, which costs more
-//! than what is mounted there: every file of an overlay is made aside and moved.
+//! An image may lack these mount points. They would then be created in the upper layer of each of its
+//! containers, which costs more than the mounts themselves: overlayfs creates every file in its work
+//! directory and renames it.
 
 use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-/// Where a pod's token is, unless it wants none.
+/// Where the service account token is mounted by default.
 const TOKEN_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// A layer, by its directory in that of the runtime, and whether there is a place for the token.
+/// The layers by their names in the runtime's data directory, and whether each has the mount point of
+/// the token.
 const LAYERS: [(&str, bool); 2] = [("places", false), ("places-with-token", true)];
 const DIRECTORIES: [&str; 5] = ["", "dev", "etc", "proc", "sys"];
 const FILES: [&str; 3] = ["etc/hostname", "etc/hosts", "etc/resolv.conf"];
 
-/// The layer for a container with mounts at these places, as seen from the directory of all layers.
+/// The layer for a container with these mount targets, relative to the directory of all layers.
 pub fn layer_name<'a>(mut mounts: impl Iterator<Item = &'a str>) -> String {
     let has_token = mounts.any(|target| target == TOKEN_DIR);
     let (name, _) = LAYERS[usize::from(has_token)];
     format!("../../{name}")
 }
 
-/// Makes what is not there yet.
+/// Creates the layers that are missing.
 pub fn create(root: &Path) -> io::Result<()> {
-    // As containers see them, whatever this process leaves out of new files.
+    // Sets the mode explicitly, independent of this process's umask.
     let set_mode = |path: &Path, mode: u32| fs::set_permissions(path, Permissions::from_mode(mode));
     for (name, has_token) in LAYERS {
         let layer_dir = root.join(name);

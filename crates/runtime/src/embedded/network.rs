@@ -1,4 +1,5 @@
-//! How a pod comes to its network: by a routed link of our own, or as the administrator has configured it for CNI.
+//! Pod networks: a routed link that skiff sets up itself, or the CNI network that the administrator has
+//! configured.
 
 mod restore;
 
@@ -15,26 +16,27 @@ use super::{Embedded, call_error, error_chain, link_name, supervisor_client, tra
 use crate::Result;
 use crate::cri::*;
 
-/// What skiff itself writes for other runtimes is not the administrator's.
+/// Skiff writes this file for other runtimes. It does not count as a configured network.
 const SKIFF_CNI_CONFIG: &str = "10-skiff.conflist";
 const INGRESS_ANNOTATION: &str = "kubernetes.io/ingress-bandwidth";
 const EGRESS_ANNOTATION: &str = "kubernetes.io/egress-bandwidth";
-/// What is reasonable, in bits a second.
+/// Limits of the bandwidth annotations, in bits per second. Upstream counterpart: `pkg/util/bandwidth`.
 const MIN_BANDWIDTH_BITS: i64 = 1_000;
 const MAX_BANDWIDTH_BITS: i64 = 1_000_000_000_000_000;
-/// As containerd has it: no limit on what goes at once.
+/// As in containerd: bursts are not limited.
 const BURST_BYTES: u64 = u32::MAX as u64;
 
-/// Where networks in CNI's words are looked for.
+/// CNI directories.
 #[derive(Clone, Debug, Default)]
 pub struct Cni {
-    /// The first file of this directory is the network of all pods; where there is none they have routed links.
+    /// The first valid configuration in this directory is used for all pods. Without one, pods have
+    /// routed links.
     pub conf_dir: PathBuf,
-    /// Where the programs are.
+    /// Directories of CNI plugins.
     pub bin_dirs: Vec<PathBuf>,
 }
 
-/// What a pod is going to be attached to.
+/// The network of a new pod.
 pub enum PodNetwork {
     Host,
     Own(Attachment),
@@ -42,7 +44,7 @@ pub enum PodNetwork {
 }
 
 impl PodNetwork {
-    /// What the pod's own process does about it.
+    /// The attachment that the pod's supervisor sets up.
     pub fn attachment(&self) -> Option<&Attachment> {
         match self {
             PodNetwork::Own(attachment) => Some(attachment),
@@ -61,19 +63,17 @@ impl Embedded {
         cni::load(&self.inner.config.cni.conf_dir, &[SKIFF_CNI_CONFIG])
     }
 
-    /// Why pods cannot be given a network now.
+    /// Why pods cannot get a network at the moment.
     pub(super) fn network_error(&self) -> Option<String> {
         match self.configured_network() {
             Ok(Some(_)) => None,
-            Ok(None) if self.inner.ranges.read().is_empty() => {
-                Some("this node has no addresses for pods yet".to_owned())
-            }
+            Ok(None) if self.inner.ranges.read().is_empty() => Some("node has no pod CIDR yet".to_owned()),
             Ok(None) => None,
             Err(error) => Some(error_chain(&error)),
         }
     }
 
-    /// The network of a new pod; for one of our own its addresses are allocated.
+    /// Selects the network of a new pod. For a routed link, its addresses are allocated.
     pub(super) fn select_network(
         &self,
         id: &str,
@@ -107,7 +107,8 @@ impl Embedded {
         Ok(Attachment { link: link_name(id), bridge, addresses, bandwidth })
     }
 
-    /// Lets CNI's programs attach a pod whose process waits for it; answers with its addresses.
+    /// Attaches a pod with CNI plugins and returns its addresses. The pod's supervisor is running, but
+    /// no container.
     pub(super) async fn attach_by_cni(
         &self,
         pod: &Pod,
@@ -140,13 +141,13 @@ impl Embedded {
         Ok(addresses.iter().map(ToString::to_string).collect())
     }
 
-    /// Lets CNI's programs undo what they did for a pod, where they did anything.
+    /// Detaches a pod with CNI plugins, if it was attached by them.
     pub(super) async fn detach_by_cni(&self, id: &str, directory: &Path, is_alive: bool) -> Result<()> {
         let (plugins, owned) = (self.cni_plugins(), id.to_owned());
         if !plugins.cached_ids().contains(&owned) {
             return Ok(());
         }
-        // A pod that is over has no network any more, and its number may be somebody else's.
+        // A stopped pod has no network namespace, and its PID may have been reused.
         let pid = match is_alive {
             true => supervisor_client::supervisor_pid(directory).await.ok(),
             false => None,
@@ -159,7 +160,7 @@ impl Embedded {
         deleted.map_err(|error| failed(error.to_string()))?.map_err(|error| failed(error_chain(&error)))
     }
 
-    /// What CNI's programs say of a pod's network; nothing for one that they did not make.
+    /// The result of CNI's CHECK; `None` for a pod that was not attached by CNI.
     pub(super) async fn check_by_cni(&self, pod: &Pod) -> Option<std::result::Result<(), String>> {
         let plugins = self.cni_plugins();
         if !plugins.cached_ids().contains(&pod.id) {
@@ -173,7 +174,7 @@ impl Embedded {
         checked.await.ok()
     }
 
-    /// Undoes what was done for pods that nobody knows any more.
+    /// Detaches pods that no longer exist from CNI networks.
     pub(super) fn detach_removed_by_cni(&self, known: &std::collections::BTreeSet<String>) {
         let plugins = self.cni_plugins();
         let removed: Vec<String> =
@@ -181,7 +182,7 @@ impl Embedded {
         if removed.is_empty() {
             return;
         }
-        // Nobody waits for it; what fails is tried again when skiff starts anew.
+        // In the background. What fails is retried at the next start of skiff.
         tokio::task::spawn_blocking(move || {
             for id in removed {
                 let _ = plugins.delete(&id, None);
@@ -190,7 +191,7 @@ impl Embedded {
     }
 }
 
-/// What is asked of those of CNI's programs that can do it.
+/// The CNI capability arguments (`runtimeConfig`), for plugins that declare the capability.
 fn capabilities(config: &PodSandboxConfig, bandwidth: Bandwidth) -> Map<String, Value> {
     let mut capability_args = Map::new();
     let ports = config.port_mappings.iter().filter(|port| port.host_port > 0).map(|port| {
@@ -228,7 +229,7 @@ fn capabilities(config: &PodSandboxConfig, bandwidth: Bandwidth) -> Map<String, 
     capability_args
 }
 
-/// What the annotations of a pod say about its traffic.
+/// The rates in a pod's bandwidth annotations.
 fn bandwidth(annotations: &BTreeMap<String, String>) -> std::result::Result<Bandwidth, String> {
     let rate = |name: &str| -> std::result::Result<u64, String> {
         let Some(text) = annotations.get(name) else { return Ok(0) };

@@ -1,4 +1,4 @@
-//! The pods of this node as skiff knows them, each with a task that listens to its supervisor.
+//! The pods of this node. For each one a task follows its supervisor.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -15,21 +15,21 @@ use super::record::{self, ContainerRecord, PodRecord};
 use super::supervisor_client::SupervisorClient;
 use crate::cri::{ContainerEventType, LinuxContainerResources};
 
-/// How long a skiff that begins waits for supervisors to tell what there is.
+/// How long a starting skiff waits for the initial statuses of a supervisor.
 const SUPERVISOR_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How a container ended whose supervisor ended without telling.
+/// The exit code of a container whose supervisor died without reporting one.
 const UNKNOWN_EXIT_CODE: i32 = 255;
 
-/// All pods by id.
+/// All pods by ID.
 #[derive(Debug, Default)]
 pub struct Pods {
     pods: Mutex<HashMap<String, Arc<Pod>>>,
-    /// Of pods and containers that are being made.
+    /// Names of pods and containers that are being created.
     names: Mutex<HashSet<String>>,
 }
 
-/// A name that nobody else gets before this is dropped.
+/// Reserves a name until it is dropped.
 pub struct NameReservation<'a> {
     pods: &'a Pods,
     name: String,
@@ -41,41 +41,44 @@ impl Drop for NameReservation<'_> {
     }
 }
 
-/// One pod.
+/// A pod sandbox.
 #[derive(Debug)]
 pub struct Pod {
     pub id: String,
     pub directory: PathBuf,
     pub record: Mutex<PodRecord>,
     pub containers: Mutex<BTreeMap<String, Arc<Container>>>,
-    /// Whether its supervisor runs.
+    /// Whether its supervisor is running.
     pub is_ready: watch::Sender<bool>,
-    /// Nothing of it is left but what is written down.
+    /// It has been stopped completely; only its files are left.
     pub is_ended: AtomicBool,
     events: EventPublisher,
 }
 
-/// One container.
+/// A container of a pod.
 #[derive(Debug)]
 pub struct Container {
     pub id: String,
     pub record: ContainerRecord,
-    /// What it may use now.
+    /// The resources that are in effect.
     pub resources: Mutex<LinuxContainerResources>,
-    /// `None` as long as it was not started.
+    /// `None` until it is started.
     pub status: watch::Sender<Option<RunStatus>>,
 }
 
 impl Pods {
-    /// Keeps a name for one that is being made; `taken` says who has it already. Whoever asks twice for the same, having
-    /// heard nothing of the first time, must not get two.
+    /// Reserves a name during a creation. `taken` returns the ID of an existing object with that name.
+    /// A client that retries a creation after a timeout must not get a second one.
     pub fn reserve(
         &self,
         name: String,
         taken: impl FnOnce() -> Option<String>,
     ) -> Result<NameReservation<'_>, String> {
-        let holder =
-            if self.names.lock().insert(name.clone()) { None } else { Some("another one".to_owned()) };
+        let holder = if self.names.lock().insert(name.clone()) {
+            None
+        } else {
+            Some("a creation in progress".to_owned())
+        };
         let reserved = holder.is_none().then(|| NameReservation { pods: self, name: name.clone() });
         match (holder.or_else(taken), reserved) {
             (None, Some(reserved)) => Ok(reserved),
@@ -99,7 +102,7 @@ impl Pods {
         self.pods.lock().values().cloned().collect()
     }
 
-    /// A container and the pod it is in.
+    /// A container and its pod.
     pub fn container(&self, id: &str) -> Option<(Arc<Pod>, Arc<Container>)> {
         let pods = self.pods.lock();
         pods.values().find_map(|pod| Some((pod.clone(), pod.containers.lock().get(id)?.clone())))
@@ -119,7 +122,7 @@ impl Pod {
         }
     }
 
-    /// Reads what an earlier skiff wrote down.
+    /// Reads a pod from its record.
     pub fn read(directory: &Path, events: &EventPublisher) -> std::io::Result<Pod> {
         let id = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let pod = Pod::new(&id, directory.to_owned(), record::read(directory)?, events.clone());
@@ -137,8 +140,9 @@ impl Pod {
         Ok(pod)
     }
 
-    /// Follows the supervisor for as long as it lives; answers once it has told all there is, whether there is one. One that
-    /// keeps silent is there: its processes are, and have the pod's address. Without a supervisor the pod is over.
+    /// Follows the supervisor until it exits, then calls `on_lost`. Returns whether there is a
+    /// supervisor, once its initial statuses have arrived. One that does not respond counts as
+    /// existing: its processes run and use the pod's addresses.
     pub async fn follow(self: &Arc<Pod>, on_lost: impl FnOnce(Arc<Pod>) + Send + 'static) -> bool {
         let (ready_sender, known) = tokio::sync::oneshot::channel();
         let pod = self.clone();
@@ -157,6 +161,8 @@ impl Pod {
             pod.mark_stopped();
             on_lost(pod);
         });
+        // Without a supervisor the sender is dropped. A timeout means that it exists but does not
+        // respond.
         !matches!(tokio::time::timeout(SUPERVISOR_TIMEOUT, known).await, Ok(Err(_)))
     }
 
@@ -185,13 +191,13 @@ impl Pod {
         }
     }
 
-    /// Nobody will tell how its containers end: they have.
+    /// Marks all containers as exited after the supervisor has exited.
     fn mark_stopped(&self) {
         let containers: Vec<_> = self.containers.lock().values().cloned().collect();
         for container in containers {
             let has_ended = container.status.send_if_modified(|status| match status {
                 Some(status) if status.finished == 0 => {
-                    // It may have been written down and not told any more.
+                    // The supervisor may have recorded the exit without having sent it.
                     let written = record::last_status(&self.directory.join(&container.id));
                     *status = written.filter(|written| written.finished != 0).unwrap_or_else(|| RunStatus {
                         finished: super::now(),

@@ -1,20 +1,20 @@
-//! What skiff and a pod's supervisor say to each other: four bytes of length, then JSON. Descriptors come with the first
-//! byte of a message.
+//! The protocol between skiff and the supervisor of a pod: messages of JSON with a length prefix of
+//! four bytes. Descriptors are sent with the first byte of a message.
 
 use serde::{Deserialize, Serialize};
 
 use super::spec::Sandbox;
 
-/// The name of the socket in the directory of a pod.
+/// The name of the socket in the pod's directory.
 pub const SOCKET: &str = "socket";
 const MAX_MESSAGE_BYTES: usize = 4 << 20;
 
-/// What skiff asks for. Each question has a connection of its own, which ends when there is no more to say.
+/// A request of skiff. Each has a connection of its own, which is closed when the request is done.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum SupervisorRequest {
-    /// Tells what there is, and what changes, for as long as the connection lasts.
+    /// Sends the status of all containers and of every change while the connection is open.
     Watch,
-    /// Starts a container that is described in its directory.
+    /// Starts the container whose spec is in its directory.
     Start {
         container: String,
     },
@@ -22,47 +22,47 @@ pub enum SupervisorRequest {
         container: String,
         signal: i32,
     },
-    /// Runs a command with the descriptors that come along; they are given in the order stdin, stdout, stderr. With a
-    /// terminal there are none: the answer brings one.
+    /// Runs a command. Its streams are the descriptors sent along, in the order stdin, stdout, stderr.
+    /// With a terminal there are none; the response has the terminal's descriptor.
     Exec {
         container: String,
         command: Vec<String>,
         tty: bool,
         streams: StreamSet,
     },
-    /// Ties descriptors to a container's own streams.
+    /// Connects descriptors to the streams of the container.
     Attach {
         container: String,
         streams: StreamSet,
     },
-    /// Says how large the terminal of an attached container is.
+    /// Sets the size of the terminal of an attached container.
     Resize {
         container: String,
         rows: u16,
         columns: u16,
     },
-    /// A socket in the pod's network.
+    /// Returns a socket in the pod's network namespace.
     Socket {
         ipv6: bool,
     },
-    /// Begins a new log file.
+    /// Reopens the log file, after a rotation.
     Reopen {
         container: String,
     },
-    /// Nobody will ask for this container any more.
+    /// The container is being removed; drops its state.
     Forget {
         container: String,
     },
-    /// Sets what the pod wants set of the kernel, once CNI's programs have made its network: what they set by themselves
-    /// does not count then, and its link is there.
+    /// Applies the pod's sysctls after CNI plugins have set up its network. Its interface exists then,
+    /// and its settings override those of the plugins.
     Set {
         pod: Sandbox,
     },
-    /// Ends everything.
+    /// Stops the pod and exits.
     Stop,
 }
 
-/// Which descriptors come along.
+/// Which streams have descriptors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamSet {
     pub stdin: bool,
@@ -76,60 +76,60 @@ impl StreamSet {
     }
 }
 
-/// What the supervisor says.
+/// A response of the supervisor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum SupervisorResponse {
     Done,
     Failed {
         message: String,
     },
-    /// Of one container, when asked to watch.
+    /// The status of a container, for `Watch`.
     Status {
         container: String,
         status: RunStatus,
     },
-    /// All there is has been told; from now on only changes.
+    /// All current statuses have been sent; only changes follow.
     Known,
-    /// How a command ended.
+    /// The exit code of a command.
     Exited {
         code: i32,
     },
 }
 
-/// How a container is.
+/// The status of a container.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunStatus {
-    /// Nanoseconds since 1970; zero for never.
+    /// Nanoseconds since the Unix epoch; zero for never.
     pub started: i64,
     pub finished: i64,
     pub exit_code: i32,
-    /// Ended for want of memory.
+    /// Killed by the OOM killer.
     pub out_of_memory: bool,
-    /// Why it never ran.
+    /// Why the start failed.
     pub failure: Option<String>,
     pub pid: i32,
-    /// Who it began as; none of a container that an older supervisor has started.
+    /// The user it was started as; `None` if a supervisor of an older version has started it.
     #[serde(default)]
     pub user: Option<User>,
 }
 
-/// A user by numbers, as they are in the container.
+/// Numeric user and groups, in the user namespace of the container.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct User {
     pub uid: u32,
     pub gid: u32,
-    /// The main group is one of them.
+    /// Includes the primary group.
     pub groups: Vec<u32>,
 }
 
-/// A message with its length.
+/// Encodes a message with its length.
 pub fn encode_message(message: &impl Serialize) -> Vec<u8> {
     let body = serde_json::to_vec(message).expect("messages have only strings and numbers");
     let length = u32::try_from(body.len()).expect("messages are short");
     [&length.to_le_bytes()[..], &body].concat()
 }
 
-/// Takes the first message off what was received, once it is all there.
+/// Decodes the first message of the received bytes, if it is complete.
 pub fn decode_message<T: serde::de::DeserializeOwned>(
     received: &mut Vec<u8>,
 ) -> Result<Option<T>, InvalidMessage> {
@@ -146,9 +146,9 @@ pub fn decode_message<T: serde::de::DeserializeOwned>(
     Ok(Some(message))
 }
 
-/// The other side is not what it should be.
+/// A message that is too large or no valid JSON. The connection is closed.
 #[derive(Debug, thiserror::Error)]
-#[error("a message that cannot be understood")]
+#[error("invalid message")]
 pub struct InvalidMessage;
 
 #[cfg(test)]

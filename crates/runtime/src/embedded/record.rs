@@ -1,6 +1,7 @@
-//! What is written down of pods and containers, so that a later skiff knows them. In the directory of a pod, and of each
-//! of its containers below, is a file `record` with one of these, as protobuf since its main part is CRI's. How a container
-//! is, which its supervisor writes, is beside it in `status.json`.
+//! Records of pods and containers on disk, for recovery after a restart. The file `record` in the
+//! directory of a pod, and in those of its containers below it, is one of these messages. They are
+//! protobuf, since most of their content is CRI configuration. The supervisor writes the status of a
+//! container to `status.json` beside it.
 
 use std::io::{self, Write as _};
 use std::path::Path;
@@ -21,10 +22,10 @@ pub struct PodRecord {
     pub handler: String,
     #[prost(string, repeated, tag = 4)]
     pub ips: Vec<String>,
-    /// It has no network yet.
+    /// The pod has no network yet.
     #[prost(bool, tag = 6)]
     pub is_unfinished: bool,
-    /// Its ports of the machine are ours to open: it was made by somebody else's kubelet.
+    /// Skiff publishes its host ports: it was created by an external CRI client.
     #[prost(bool, tag = 7)]
     pub opens_ports: bool,
 }
@@ -35,22 +36,22 @@ pub struct ContainerRecord {
     pub config: Option<ContainerConfig>,
     #[prost(int64, tag = 2)]
     pub created: i64,
-    /// The image's id.
+    /// The image ID.
     #[prost(string, tag = 3)]
     pub image: String,
-    /// By which the image can be pulled again.
+    /// The reference by which the image can be pulled again.
     #[prost(string, tag = 4)]
     pub image_ref: String,
     #[prost(string, repeated, tag = 5)]
     pub layers: Vec<String>,
     #[prost(int32, tag = 6)]
     pub stop_signal: i32,
-    /// What it may use, where that is no longer as it was made.
+    /// The resources in effect, if they were changed after creation.
     #[prost(message, optional, tag = 7)]
     pub resources: Option<LinuxContainerResources>,
 }
 
-/// Writes one down, so that it is there as a whole or not at all.
+/// Replaces the record atomically.
 pub fn write(directory: &Path, record: &impl prost::Message) -> io::Result<()> {
     let (path, temp_path) = (directory.join(RECORD_FILE), directory.join("record.new"));
     std::fs::write(&temp_path, record.encode_to_vec())?;
@@ -65,23 +66,24 @@ pub fn read<T: prost::Message + Default>(directory: &Path) -> io::Result<T> {
     T::decode(&bytes[..]).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
-/// Adds how a container is now, as a line of its own: less work than another file, and what was true before is not lost.
+/// Appends a status as a line. That is cheaper than replacing the file, and the previous status is
+/// never lost.
 pub fn add_status(directory: &Path, status: &RunStatus) -> io::Result<()> {
     let status = serde_json::to_string(status).expect("a status has only numbers and strings");
-    // Of the line before only a part may have found room on the disk.
+    // Starts with a line break: the last write may be incomplete because the disk was full.
     let line = format!("\n{status}\n");
     let file = std::fs::File::options().append(true).create(true).open(directory.join(STATUS_FILE));
     file?.write_all(line.as_bytes())
 }
 
-/// How a container was last; `None` of one that was not started.
+/// The last status; `None` if the container was not started.
 pub fn last_status(directory: &Path) -> Option<RunStatus> {
     let text = std::fs::read(directory.join(STATUS_FILE)).ok()?;
-    // The power may have been cut in the middle of the last.
+    // The last line may be incomplete after a power failure.
     text.split(|byte| *byte == b'\n').rev().find_map(|line| serde_json::from_slice(line).ok())
 }
 
-/// Whether a failure to read one says that there is none.
+/// Whether an error of [`read`] means that there is no complete record.
 pub fn is_missing(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidData, NotADirectory, NotFound};
     matches!(error.kind(), InvalidData | NotADirectory | NotFound)

@@ -1,7 +1,8 @@
-//! Filters of system calls for containers: the profile every runtime calls its default, and profiles from files.
+//! Seccomp filters of containers: the default profile, and `Localhost` profiles in OCI and docker
+//! format.
 //!
-//! A filter is a program the kernel runs before every call, so it is made short: calls with the same answer that are
-//! next to each other are one range, and ranges are searched by halves. Pure.
+//! The kernel runs a filter before every syscall, so filters are kept short: adjacent syscalls with the
+//! same action form one range, and ranges are found by binary search. Pure.
 
 mod arch;
 mod compat_syscalls;
@@ -17,17 +18,18 @@ use table::{ALLOWED, ALLOWED_32, BY_CAPABILITY};
 
 const EPERM: u16 = 1;
 const ENOSYS: u16 = 38;
-/// The flags of `clone` that make namespaces.
+/// The flags of `clone` that create namespaces.
 const NAMESPACES: u64 = 0x7e02_0000;
-/// `AF_VSOCK`: sockets to the machine that runs this one.
+/// `AF_VSOCK`: sockets to the hypervisor of this machine.
 const VSOCK: u64 = 40;
-/// `AF_ALG`: the kernel's cryptography, which few need and which had holes.
+/// `AF_ALG`: the kernel's crypto API, rarely needed and with a history of vulnerabilities.
 const ALG: u64 = 38;
-/// Linux as it is, and as it was.
+/// The allowed arguments of `personality`: `PER_LINUX`, `PER_LINUX32`, both with `UNAME26`, and the
+/// query value.
 const ALLOWED_PERSONALITY_VALUES: [u64; 5] = [0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_ffff];
 pub(crate) const SYS_ADMIN: u8 = 21;
 
-/// What is said of a call by its name.
+/// A rule that names its syscall.
 #[derive(Clone, Debug)]
 struct NamedRule {
     name: String,
@@ -41,8 +43,8 @@ impl NamedRule {
     }
 }
 
-/// What containers may call by default, more with more capabilities. Programs of all machines that run here have the same
-/// list, by their own numbers.
+/// The default profile of containers; capabilities allow more syscalls. Programs of all architectures
+/// that run here get the same rules, with their own syscall numbers.
 pub fn default_filter(capabilities: &[u8]) -> Vec<SockFilter> {
     let allow = |name: &&str| NamedRule::new(name, vec![], Action::Allow);
     let mut rules: Vec<NamedRule> = ALLOWED.iter().chain(ALLOWED_32).map(allow).collect();
@@ -56,14 +58,15 @@ pub fn default_filter(capabilities: &[u8]) -> Vec<SockFilter> {
     }
     if !capabilities.contains(&SYS_ADMIN) {
         rules.push(NamedRule::new("clone", vec![Condition::masked(0, NAMESPACES, 0)], Action::Allow));
-        // Its flags are behind a pointer, where no filter sees them; programs then use the call before.
+        // The flags of clone3 are behind a pointer, which a filter cannot read. On ENOSYS programs fall
+        // back to clone.
         rules.push(NamedRule::new("clone3", vec![], Action::Errno(ENOSYS)));
     }
     let machines: Vec<Arch> = Arch::ALL.iter().map(|(_, machine)| *machine).collect();
     build_filter(&rules, &machines, Action::Errno(EPERM))
 }
 
-/// Names of calls that this kernel or machine does not have mean nothing here.
+/// Compiles rules for the given architectures. Syscalls that an architecture does not have are skipped.
 fn build_filter(rules: &[NamedRule], machines: &[Arch], default: Action) -> Vec<SockFilter> {
     let of = |machine: &Arch| {
         let rule = |named: &NamedRule| {
@@ -76,17 +79,17 @@ fn build_filter(rules: &[NamedRule], machines: &[Arch], default: Action) -> Vec<
     program::build_program(&machines, default)
 }
 
-/// A profile as OCI and docker write them.
+/// A seccomp profile in OCI or docker format.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Profile {
     default_action: String,
     #[serde(default)]
     default_errno_ret: Option<u16>,
-    /// The machines it is for, besides the one that it is loaded on.
+    /// The architectures it applies to, in addition to the native one.
     #[serde(default)]
     architectures: Option<Vec<String>>,
-    /// The same by the machine that it is loaded on, as docker writes it.
+    /// The same by native architecture, as docker writes it.
     #[serde(default)]
     arch_map: Option<Vec<ArchMapEntry>>,
     #[serde(default)]
@@ -117,7 +120,7 @@ struct SyscallEntry {
     excludes: Filter,
 }
 
-/// Where an entry counts, or does not. What is not said fits.
+/// Conditions for an entry to apply. Empty lists always match.
 #[derive(Debug, Default, Deserialize)]
 struct Filter {
     #[serde(default)]
@@ -136,7 +139,7 @@ struct Argument {
     op: String,
 }
 
-/// A filter from a profile in a file.
+/// Compiles a profile from a file.
 pub fn from_profile(text: &[u8], capabilities: &[u8]) -> Result<Vec<SockFilter>, String> {
     let profile: Profile = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     let default = action(&profile.default_action, profile.default_errno_ret)?;
@@ -152,25 +155,27 @@ pub fn from_profile(text: &[u8], capabilities: &[u8]) -> Result<Vec<SockFilter>,
             continue;
         }
         let action = action(&entry.action, entry.errno_ret)?;
-        // Such a rule says nothing, and must not keep others for the same call from being asked.
+        // A rule with the default action has no effect of its own, but would shadow later rules for the
+        // same syscall.
         if action == default {
             continue;
         }
         let conditions: Vec<Condition> =
             entry.args.iter().flatten().map(condition).collect::<Result<_, _>>()?;
-        // As runc understands it: of several conditions on one argument any will do, and then any of the others.
+        // As in runc: if several conditions are on the same argument, the conditions of the entry are
+        // alternatives.
         let is_twice = conditions.iter().enumerate().any(|(at, one)| one.same_argument(&conditions[..at]));
         let each = if is_twice { conditions.chunks(1).collect() } else { vec![&conditions[..]] };
         for name in &entry.names {
             rules.extend(each.iter().map(|conditions| NamedRule::new(name, conditions.to_vec(), action)));
         }
     }
-    // What is said of a call whatever its arguments stands, wherever in the profile.
+    // Rules without conditions take precedence over rules with conditions for the same syscall.
     rules.sort_by_key(|rule| !rule.conditions.is_empty());
     Ok(build_filter(&rules, &machines(&profile)?, default))
 }
 
-/// Whose programs a profile is for: always this machine's, and those that it names of the others.
+/// The architectures a profile applies to: always the native one, plus those it names.
 fn machines(profile: &Profile) -> Result<Vec<Arch>, String> {
     let plain = profile.architectures.as_deref().unwrap_or_default();
     let map = profile.arch_map.as_deref().unwrap_or_default();
@@ -201,7 +206,7 @@ fn action(name: &str, errno: Option<u16>) -> Result<Action, String> {
 
 fn condition(argument: &Argument) -> Result<Condition, String> {
     if argument.index > 5 {
-        return Err(format!("no call has an argument {}", argument.index));
+        return Err(format!("invalid syscall argument index {}", argument.index));
     }
     let (index, value) = (argument.index, argument.value);
     Ok(match argument.op.as_str() {

@@ -1,7 +1,8 @@
-//! The embedded runtime as CRI v1 over a Unix socket, so that `crictl`, `critest` and any other kubelet can drive it.
+//! Serves the embedded runtime as CRI v1 on a Unix socket, for `crictl`, `critest` and external
+//! kubelets.
 //!
-//! gRPC's frames are written by hand: a length before each message, and how it went in trailers. Costs nothing while
-//! nobody is connected. What each call does is in [`methods`].
+//! gRPC framing is implemented here: a length prefix before each message, and the status in trailers.
+//! An idle socket costs nothing. The calls are in [`methods`].
 
 mod methods;
 
@@ -28,15 +29,15 @@ use tokio::sync::mpsc;
 use super::Embedded;
 use crate::{Error, ErrorCode};
 
-/// As large as other runtimes allow.
+/// The limit of other runtimes.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
-/// Flag and length before each message.
+/// Length of a gRPC frame header: compression flag and message length.
 const FRAME_HEADER_BYTES: usize = 5;
-/// Messages of a stream that nobody has read yet.
+/// Messages that a response stream buffers.
 const STREAM_BUFFER_MESSAGES: usize = 16;
 const ACCEPT_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A socket for CRI's clients that only root may use; one that an earlier skiff left is replaced.
+/// Binds the CRI socket, which only root may use. A socket left by an earlier run is replaced.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -45,7 +46,8 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };
-    // A socket's path may have no more than 108 bytes, a directory any number.
+    // A socket path is limited to 108 bytes. The path through /proc/self/fd is short however long the
+    // directory is.
     let directory_fd =
         rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let listener =
@@ -54,7 +56,7 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Answers CRI's questions for as long as it is polled.
+/// Serves CRI until the future is dropped.
 pub async fn serve(runtime: Embedded, listener: UnixListener) {
     let call = move |path: String, message: Bytes| -> ReplyFuture {
         let runtime = runtime.clone();
@@ -63,7 +65,8 @@ pub async fn serve(runtime: Embedded, listener: UnixListener) {
     serve_all(listener, Arc::new(call)).await;
 }
 
-/// The same for other questions than CRI's, where the answer takes no time. Called with the path of a method.
+/// Serves another gRPC API whose handler does not block. `answer` gets the path of the method and the
+/// message.
 pub async fn serve_with(
     listener: UnixListener,
     answer: impl Fn(&str, &[u8]) -> Result<GrpcReply, String> + Send + Sync + 'static,
@@ -82,7 +85,7 @@ async fn serve_all(listener: UnixListener, methods: Handler) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => drop(tokio::spawn(connection(methods.clone(), stream))),
-            // Out of descriptors; it will pass.
+            // Out of file descriptors; retry after a pause.
             Err(_) => tokio::time::sleep(ACCEPT_RETRY_INTERVAL).await,
         }
     }
@@ -93,7 +96,7 @@ async fn connection(methods: Handler, stream: UnixStream) {
         let methods = methods.clone();
         async move { Ok::<_, Infallible>(handle_request(methods, request).await) }
     });
-    // It ends with an error when the client just goes.
+    // Ends with an error if the client just disconnects.
     let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         .serve_connection(TokioIo::new(stream), service)
         .await;
@@ -106,10 +109,11 @@ async fn handle_request(methods: Handler, request: Request<Incoming>) -> Respons
         Err(error) => return error_response(&GrpcStatus::invalid(error.to_string())),
     };
     let Some(message) = decode_frame(&body) else {
-        return error_response(&GrpcStatus::invalid("the request is not one message without compression"));
+        return error_response(&GrpcStatus::invalid("request must be a single uncompressed message"));
     };
     let message = Bytes::copy_from_slice(message);
-    // A client that goes ends what it waits for only where that is harmless; half a pod is not.
+    // A disconnect cancels only calls where that is safe. All others run to completion in a task, so
+    // that no half-created pod is left.
     let may_end = path.ends_with("/ExecSync") || path.ends_with("/PullImage");
     let reply = methods(path, message);
     let done = match may_end {
@@ -139,11 +143,11 @@ async fn handle_request(methods: Handler, request: Request<Incoming>) -> Respons
     }
 }
 
-/// What a call comes to.
+/// The result of a call.
 pub enum GrpcReply {
-    /// A message.
+    /// A single message.
     One(Vec<u8>),
-    /// Messages until nobody sends any more.
+    /// A stream of messages, until the sender is dropped.
     Many(mpsc::Receiver<Vec<u8>>),
 }
 
@@ -155,7 +159,7 @@ const UNIMPLEMENTED: u8 = 12;
 const INTERNAL: u8 = 13;
 const UNAVAILABLE: u8 = 14;
 
-/// Why there is no answer, in gRPC's numbers.
+/// A gRPC status.
 #[derive(Debug)]
 struct GrpcStatus {
     code: u8,
@@ -181,7 +185,7 @@ impl From<Error> for GrpcStatus {
     }
 }
 
-/// A failure needs no body: its trailers come at once.
+/// An error response, which consists of trailers only.
 fn error_response(status: &GrpcStatus) -> Response<GrpcBody> {
     let mut response = Response::new(GrpcBody::default());
     *response.headers_mut() = trailers(status.code, &status.message);
@@ -200,7 +204,7 @@ fn trailers(code: u8, message: &str) -> HeaderMap {
     trailers
 }
 
-/// As gRPC has it: whatever is no plain letter is given by its number.
+/// Percent-encodes a `grpc-message`, as the gRPC specification requires.
 fn percent_encode(text: &str) -> String {
     let plain = |byte: u8| (0x20..=0x7e).contains(&byte) && byte != b'%';
     text.bytes()
@@ -213,7 +217,7 @@ fn encode_frame(message: &[u8]) -> Bytes {
     [&[0][..], &length.to_be_bytes(), message].concat().into()
 }
 
-/// The one message of a request, if that is what it is.
+/// The message of a unary request; `None` if the body is not exactly one uncompressed message.
 fn decode_frame(body: &Bytes) -> Option<&[u8]> {
     let mut head = body.get(..FRAME_HEADER_BYTES)?;
     let (compressed, length) = (head.get_u8(), head.get_u32());
@@ -221,7 +225,7 @@ fn decode_frame(body: &Bytes) -> Option<&[u8]> {
     (compressed == 0 && usize::try_from(length).ok() == Some(message.len())).then_some(message)
 }
 
-/// Messages and then the trailers.
+/// A response body: messages, then the trailers.
 #[derive(Default)]
 struct GrpcBody {
     frames: VecDeque<Frame<Bytes>>,

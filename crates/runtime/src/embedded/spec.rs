@@ -1,7 +1,7 @@
-//! What the supervisor of a pod is told: everything is decided before, it only carries out.
+//! The spec that a pod's supervisor applies. All decisions are made when it is created.
 //!
-//! That of a pod comes on its standard input. Those of containers are JSON files in their directories, since whoever asks
-//! for one may be a later skiff.
+//! The sandbox's spec is passed on standard input. Those of containers are JSON files in the
+//! containers' directories, since a later skiff process may request the start.
 
 use std::path::PathBuf;
 
@@ -9,35 +9,36 @@ use podnet::Attachment;
 use serde::{Deserialize, Serialize};
 use sys::cgroup::Limits;
 
-/// What the containers of a pod share.
+/// The pod sandbox: what its containers share.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sandbox {
-    /// Empty leaves the host's.
+    /// Empty keeps the host's.
     pub hostname: String,
-    /// No network namespace of its own.
+    /// The pod is in the host's network namespace.
     pub host_network: bool,
     pub host_ipc: bool,
-    /// The containers see each other's processes.
+    /// The containers share a PID namespace.
     pub shared_pids: bool,
-    /// None for one in the host's network.
+    /// `None` in the host's network and with CNI.
     pub network: Option<Attachment>,
-    /// Name and value, as in `net.core.somaxconn`; set later where CNI's programs make the network.
+    /// Name, such as `net.core.somaxconn`, and value. With CNI they are applied after the plugins have
+    /// run.
     pub sysctls: Vec<(String, String)>,
-    /// Bytes of `/dev/shm`.
+    /// Size of `/dev/shm` in bytes.
     pub shm: u64,
-    /// Whom its users are outside; none where they are the same.
+    /// The ID mappings of the pod's user namespace; `None` without one.
     #[serde(default)]
     pub users: Option<UserMap>,
 }
 
-/// Which users and groups of the host those inside a pod are.
+/// The ID mappings of a user namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UserMap {
     pub uids: Vec<IdRange>,
     pub gids: Vec<IdRange>,
 }
 
-/// So many numbers from `inside` on are those from `outside` on.
+/// Maps `length` IDs from `inside` on to those from `outside` on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdRange {
     pub inside: u32,
@@ -46,12 +47,12 @@ pub struct IdRange {
 }
 
 impl UserMap {
-    /// The number that a user has outside.
+    /// The UID on the host of a UID in the namespace.
     pub fn uid(&self, inside: u32) -> Option<u32> {
         map_id(&self.uids, inside)
     }
 
-    /// The number that a group has outside.
+    /// The GID on the host of a GID in the namespace.
     pub fn gid(&self, inside: u32) -> Option<u32> {
         map_id(&self.gids, inside)
     }
@@ -64,14 +65,14 @@ fn map_id(ranges: &[IdRange], inside: u32) -> Option<u32> {
     })
 }
 
-/// One run of a container.
+/// A container.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Container {
-    /// The directory of all layers, and the names of this image's in it, lowest first.
+    /// The directory of all layers, and the names of the image's layers in it, lowest first.
     pub layers_dir: PathBuf,
     pub layers: Vec<String>,
     pub args: Vec<String>,
-    /// `NAME=value`.
+    /// As `NAME=value`.
     pub env: Vec<String>,
     pub cwd: String,
     pub user: User,
@@ -79,7 +80,8 @@ pub struct Container {
     pub privileged: bool,
     pub pids: Pids,
     pub mounts: Vec<Mount>,
-    /// Where there are directories of the container's own, which begin with what the image has there.
+    /// Mount points of the volumes that the image declares. A volume starts with the image's content at
+    /// that path.
     #[serde(default)]
     pub volumes: Vec<String>,
     pub devices: Vec<Device>,
@@ -90,9 +92,9 @@ pub struct Container {
     pub ambient: Vec<u8>,
     pub no_new_privileges: bool,
     pub seccomp: Seccomp,
-    /// The profile of AppArmor it is confined by.
+    /// The AppArmor profile of its processes.
     pub apparmor: Option<String>,
-    /// The label of SELinux its processes have.
+    /// The SELinux label of its processes.
     #[serde(default)]
     pub selinux: Option<String>,
     pub cgroup: String,
@@ -101,62 +103,62 @@ pub struct Container {
     pub stdin: bool,
     pub stdin_once: bool,
     pub tty: bool,
-    /// Where its output goes; none keeps it nowhere.
+    /// The log file; `None` discards the output.
     pub log: Option<PathBuf>,
     #[serde(default)]
     pub hooks: Vec<Hook>,
 }
 
-/// A program that has a part in a container's life.
+/// An OCI lifecycle hook.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hook {
     pub stage: Stage,
     pub path: PathBuf,
-    /// With its name.
+    /// Including `argv[0]`.
     pub args: Vec<String>,
-    /// `NAME=value`.
+    /// As `NAME=value`.
     pub env: Vec<String>,
-    /// Seconds.
+    /// In seconds.
     pub timeout: Option<u32>,
 }
 
-/// When a hook is run, and where.
+/// When and where a hook runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stage {
-    /// Outside, when the container's files are mounted: the older word for the next.
+    /// On the host, after the container's files are mounted; the deprecated form of `CreateRuntime`.
     Prestart,
     CreateRuntime,
-    /// A program of the host's that sees the container's mounts.
+    /// An executable of the host, which sees the container's mounts.
     CreateContainer,
-    /// A program of the container's, right before its own.
+    /// An executable of the container, right before the container's own.
     StartContainer,
-    /// Outside, when its program runs.
+    /// On the host, after the container's program has started.
     Poststart,
-    /// Outside, when it is removed.
+    /// On the host, after the container was removed.
     Poststop,
 }
 
-/// Who it runs as, to be looked up in the image's own files.
+/// The user of a container, resolved with the image's own `/etc/passwd` and `/etc/group`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct User {
-    /// `user`, `user:group`, names or numbers; empty is root.
+    /// `user` or `user:group`, as names or numbers; empty is root.
     pub name: String,
-    /// Wins over the group in the name.
+    /// Takes precedence over the group in `name`.
     pub group: Option<u32>,
     pub more_groups: Vec<u32>,
-    /// Only the groups named here, none that the image's files add.
+    /// Use only the groups listed here, none from the image's `/etc/group`.
     pub strict_groups: bool,
 }
 
-/// Which processes it sees.
+/// The PID namespace of a container.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub enum Pids {
     #[default]
     Own,
-    /// Those of all containers of the pod.
+    /// The one shared by the containers of the pod.
     Pod,
     Host,
-    /// Those of another container of the pod.
+    /// The one of another container of the pod.
     Of(String),
 }
 
@@ -167,30 +169,30 @@ pub struct Mount {
     pub read_only: bool,
     pub recursive_read_only: bool,
     pub propagation: Propagation,
-    /// Its owners are meant as they are inside, in a pod with users of its own.
+    /// Maps the file owners to the pod's user namespace (idmapped mount).
     #[serde(default)]
     pub maps_owners: bool,
-    /// Its files get the container's label of SELinux.
+    /// Relabel the files with the container's SELinux label.
     #[serde(default)]
     pub is_labelled: bool,
-    /// An image instead of a source.
+    /// An image to mount instead of `source`.
     #[serde(default)]
     pub image: Option<ImageVolume>,
 }
 
-/// An image as a volume.
+/// An image volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageVolume {
-    /// What it is called.
+    /// The name of the image.
     pub image: String,
     /// Its layers, lowest first.
     pub layers: Vec<String>,
-    /// The part that is wanted; empty for all.
+    /// The path in the image to mount; empty for the whole image.
     pub sub_path: String,
 }
 
 impl ImageVolume {
-    /// The words for a part that is not in there.
+    /// The error for a sub path that cannot be mounted.
     pub fn missing_error(&self, reason: &str) -> String {
         format!(
             "ImageVolumeMountFailed: cannot mount {:?} of the image {:?}: {reason}",
@@ -211,17 +213,17 @@ pub enum Propagation {
 pub struct Device {
     pub source: PathBuf,
     pub target: String,
-    /// Some of `rwm`.
+    /// A subset of `rwm`.
     pub access: String,
-    /// How it is made, where that is not as the host has it.
+    /// The properties of the device node; `None` copies the host's.
     #[serde(default)]
     pub made: Option<DeviceNode>,
 }
 
-/// What is said of a device beside where it is.
+/// The properties of a device node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DeviceNode {
-    /// Whether it is a block device, its major and its minor number; those of the source where nothing is said.
+    /// Whether it is a block device, the major and the minor number; `None` takes those of `source`.
     pub numbers: Option<(bool, u32, u32)>,
     pub mode: u32,
     pub uid: u32,

@@ -1,7 +1,8 @@
-//! Streams of containers: exec, attach and port-forward, spoken as clients want them (WebSocket, SPDY).
+//! The streaming server for exec, attach and port-forward, over WebSocket and SPDY.
 //!
-//! As CRI has it, whoever asks is given an address to connect to. It is on the loopback, good for one connection soon
-//! after, and nobody can guess it. Read [`Server`], then [`session`].
+//! As CRI specifies, the calls return a URL for the client to connect to. It is on the loopback
+//! interface, has an unguessable token, and is valid for one connection soon after. Start reading at
+//! [`StreamServer`], then [`session`]. Upstream counterpart: `k8s.io/kubelet/pkg/cri/streaming`.
 
 mod channels;
 mod forward;
@@ -31,20 +32,20 @@ use crate::Result;
 use crate::cri::{AttachRequest, ExecRequest};
 use session::Session;
 
-/// For the client to come.
+/// Time for the client to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 const SPDY: &str = "SPDY/3.1";
-/// Of exec and attach, the newest first. They differ in how the end of stdin is told.
+/// The subprotocols of exec and attach, newest first. v5 adds a close signal for stdin.
 const WEBSOCKET_PROTOCOLS: [&str; 3] = ["v5.channel.k8s.io", "v4.channel.k8s.io", "channel.k8s.io"];
 const SPDY_VERSIONS: [&str; 4] =
     ["v4.channel.k8s.io", "v3.channel.k8s.io", "v2.channel.k8s.io", "channel.k8s.io"];
 const PORT_FORWARD: &str = "portforward.k8s.io";
-/// Port-forward in SPDY inside WebSocket.
+/// SPDY port-forward tunnelled through WebSocket.
 const TUNNEL_PROTOCOL: &str = "SPDY/3.1+portforward.k8s.io";
 
 type Body = Full<Bytes>;
 
-/// Serves streams for as long as it is kept.
+/// The streaming server. It runs until it is dropped.
 pub struct StreamServer {
     address: SocketAddr,
     pending: Arc<Mutex<HashMap<String, PendingStream>>>,
@@ -56,7 +57,7 @@ struct PendingStream {
     deadline: Instant,
 }
 
-/// What a client is going to be tied to.
+/// What a client will be connected to.
 enum StreamTarget {
     Session(Session),
     Ports { pod: PathBuf },
@@ -72,7 +73,7 @@ impl StreamServer {
             loop {
                 match listener.accept().await {
                     Ok((stream, _)) => drop(tokio::spawn(serve(stream, known.clone()))),
-                    // Out of descriptors; it will pass.
+                    // Out of file descriptors; retry after a pause.
                     Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
                 }
             }
@@ -200,19 +201,19 @@ async fn run(target: StreamTarget, protocol: Protocol, upgraded: Upgraded) {
     }
 }
 
-/// What was agreed upon.
+/// The negotiated protocol.
 enum Protocol {
     Spdy { status_format: StatusFormat },
     WebSocket { has_close_signal: bool, status_format: StatusFormat },
     Tunnel,
 }
 
-/// How a client is told the end of a session.
+/// How the result of a session is reported on the error stream.
 #[derive(Clone, Copy)]
 pub enum StatusFormat {
-    /// From the fourth version on, by a Status in any case.
+    /// From v4 on: a `Status` object, also for success.
     Status,
-    /// Before, by words where something went wrong.
+    /// Before v4: a plain message, only for a failure.
     Message,
 }
 
@@ -235,7 +236,7 @@ fn spdy(headers: &HeaderMap, target: &StreamTarget) -> Negotiated {
     };
     let offered: Vec<&str> = header_values(headers, VERSION).collect();
     let chosen = known.iter().find(|version| offered.contains(version));
-    // The oldest clients say nothing.
+    // The oldest clients offer no version.
     let chosen = match (chosen, offered.is_empty()) {
         (Some(chosen), _) => chosen,
         (None, true) => known.last().ok_or("unable to negotiate protocol")?,

@@ -1,9 +1,10 @@
-//! The process that a pod lives in: `skiff supervise DIRECTORY`.
+//! The supervisor process of a pod: `skiff supervise DIRECTORY`.
 //!
-//! It holds what the pod's containers share (network, IPC and host name; no container is needed for that), starts them,
-//! writes their logs, takes down how they end, and answers skiff on a socket. It outlives skiff, and a later skiff finds
-//! it by that socket. It has one thread and never waits for anybody but the kernel's poll. Read [`supervise`], then
-//! [`Supervisor::serve`].
+//! It holds the namespaces that the pod's containers share (network, IPC and UTS; no pause container is
+//! needed for them), starts containers, writes their logs, records their exit and serves requests of
+//! skiff on a socket. It outlives skiff, and a later skiff finds it by that socket. It is
+//! single-threaded and blocks only in `poll`. Start reading at [`supervise`], then
+//! [`Supervisor::serve`]. Its counterpart in containerd is the shim.
 
 mod connection;
 mod container;
@@ -52,12 +53,13 @@ use users::PodUsers;
 
 pub use setup::supervise;
 
-/// How long nothing happens before it is taken for rest: what is needed for one thing is mostly needed for the next.
+/// How long no event must arrive for the process to count as idle. Pages used for one event are mostly
+/// needed for the next.
 const IDLE_DELAY: Duration = Duration::from_millis(100);
-/// How long a pod that ends waits for those who listen to it.
+/// Time for listeners to read the remaining output when the pod stops.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why a container or a command could not be started, in words for its user.
+/// Why a container or command could not be started, as shown to the user.
 #[derive(Debug)]
 struct Failure(String);
 
@@ -67,56 +69,57 @@ impl Failure {
     }
 }
 
-/// A pod.
+/// The state of a pod.
 struct Supervisor {
     directory: PathBuf,
     cgroups: Cgroups,
     /// The host's mount namespace.
     host_mount_namespace: OwnedFd,
-    /// Its network and the other namespaces that pods have of their own.
+    /// The host's network, IPC and UTS namespaces.
     host_namespaces: Vec<OwnedFd>,
-    /// Of a pod whose users are others outside.
+    /// The user namespace, if the pod has one of its own.
     users: Option<PodUsers>,
-    /// Of a pod whose containers share their processes.
+    /// Holds the PID namespace, if the containers share one.
     pause_process: Option<PauseProcess>,
-    /// The link to take away in the end, and where it is.
+    /// The host-side link to delete at the end, and a netlink socket in its namespace.
     network: Option<(sys::netlink::Netlink, String)>,
-    /// What its containers have as `/dev/shm`.
+    /// The source of `/dev/shm` in the containers.
     shm: PathBuf,
     listener: UnixListener,
     connections: Vec<Connection>,
     containers: BTreeMap<String, RunningContainer>,
     commands: Vec<RunningCommand>,
-    /// What is taken away of the pod's directory.
+    /// Reports deletions in the pod's directory.
     removal_watcher: Option<RemovalWatcher>,
     next: u64,
     is_shutdown: bool,
-    /// Readable once SIGTERM has come.
+    /// Readable after SIGTERM.
     sigterm: Option<OwnedFd>,
-    /// When the pod is killed that was asked to end.
+    /// When the pod is killed after SIGTERM.
     terminates_at: Option<Instant>,
-    /// The pod's directory was removed: nobody knows of it any more.
+    /// The pod's directory was deleted, so no skiff process knows the pod any more.
     is_orphan: bool,
-    /// Of which nothing is needed while nothing happens.
+    /// The mappings of the executable, whose pages are released while idle.
     mappings: FileMappings,
 }
 
-/// A command that runs in a container.
+/// A command that runs in a container (exec).
 struct RunningCommand {
     connection: u64,
     child: Child,
-    /// Open until its program runs.
+    /// Open until the command's program runs.
     channel: Option<UnixStream>,
     spawn_result: SpawnResult,
 }
 
 impl Supervisor {
-    /// Answers until told to stop.
+    /// Serves events until the pod is stopped.
     fn serve(&mut self) -> io::Result<()> {
         let mut idle_at = Some(Instant::now() + IDLE_DELAY);
         while !self.is_shutdown {
             for event in self.wait(&mut idle_at)? {
-                // What streams need is little, and they may go on for long.
+                // Stream events need few pages and may continue for long, so they do not keep the
+                // process from idling.
                 let is_stream_event = matches!(
                     event,
                     PollEvent::Output(..)
@@ -137,14 +140,14 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Waits for news. When it is time for that, this process lets go of its program.
+    /// Waits for events. Releases the pages of the executable when the process becomes idle.
     fn wait(&self, idle_at: &mut Option<Instant>) -> io::Result<Vec<PollEvent>> {
         let mut poll_set = PollSet::default();
         poll_set.add(PollEvent::Caller, &self.listener, PollFlags::IN);
         if let Some(removal_watcher) = &self.removal_watcher {
             poll_set.add(PollEvent::Removal, removal_watcher, PollFlags::IN);
         }
-        // Once is enough.
+        // Only the first SIGTERM counts.
         if let Some(sigterm) = self.sigterm.as_ref().filter(|_| self.terminates_at.is_none()) {
             poll_set.add(PollEvent::Terminate, sigterm, PollFlags::IN);
         }
@@ -175,7 +178,7 @@ impl Supervisor {
                 return poll_set.wait(deadline);
             }
             *idle_at = None;
-            // Last of all: what is used after that comes back, and stays.
+            // The last step before the wait: pages used after it are loaded again and stay.
             self.mappings.release_pages();
         }
         poll_set.wait(deadline)
@@ -210,7 +213,7 @@ impl Supervisor {
             }
             PollEvent::Ended(id) => self.ended(&id),
             PollEvent::Command(connection) => self.command(connection),
-            // No container can be started among its processes any more: the pod has to be made anew.
+            // No container can join the shared PID namespace any more, so the pod has to be recreated.
             PollEvent::PauseProcess => self.is_shutdown = true,
             PollEvent::Terminate => self.terminate(),
             PollEvent::Removal => {
@@ -248,7 +251,7 @@ impl Supervisor {
         let done = match request {
             SupervisorRequest::Watch => return self.watch(id),
             SupervisorRequest::Start { container } => match self.start(id, &container) {
-                // The answer comes when its program runs.
+                // The response is sent when the container's program runs.
                 Ok(()) => return,
                 Err(Failure(message)) => Err(message),
             },
@@ -272,7 +275,7 @@ impl Supervisor {
                 if let Some(running) = self.containers.get(&container) {
                     running.resize(rows, columns);
                 }
-                // Sent by those who are attached, whose connection goes on.
+                // Sent on the connection of an attach, which stays open and gets no response.
                 return;
             }
             SupervisorRequest::Socket { ipv6 } => return self.socket(id, ipv6),
@@ -287,7 +290,7 @@ impl Supervisor {
                         self.send_answer(listener.connection, &SupervisorResponse::Done, true);
                     }
                 }
-                is_over.then_some(()).ok_or_else(|| "the container still runs".to_owned())
+                is_over.then_some(()).ok_or_else(|| "the container is still running".to_owned())
             }
             SupervisorRequest::Set { pod } => {
                 setup::apply_sysctls(&pod, self.users.as_ref()).map_err(|Failure(message)| message)
@@ -315,7 +318,7 @@ impl Supervisor {
     fn publish_status(&mut self, id: &str) {
         let Some(running) = self.containers.get(id) else { return };
         let answer = status_answer(id, &running.status);
-        // Also where a skiff finds it that comes when this process is gone.
+        // Also on disk, where a skiff that starts after this process has exited finds it.
         if !self.is_orphan {
             let _ = record::add_status(&self.directory.join(id), &running.status);
         }
@@ -337,16 +340,16 @@ impl Supervisor {
 
     fn start(&mut self, connection: u64, id: &str) -> Result<(), Failure> {
         if self.containers.contains_key(id) {
-            return Err(Failure("the container was started before".to_owned()));
+            return Err(Failure("the container was already started".to_owned()));
         }
         let spec = setup::read_container(&self.directory, id)?;
         fn failed<E: Into<io::Error>>(error: E) -> Failure {
-            Failure::during("make the container's streams")(error)
+            Failure::during("create the container streams")(error)
         }
         let null = setup::null().map_err(failed)?;
         let (out, err) = (pipe().map_err(failed)?, pipe().map_err(failed)?);
         let stdin = if spec.stdin && !spec.tty { Some(pipe().map_err(failed)?) } else { None };
-        let log = Log::open(spec.log.as_deref()).map_err(Failure::during("open the container's log"))?;
+        let log = Log::open(spec.log.as_deref()).map_err(Failure::during("open the container log"))?;
         let stdio = Stdio {
             stdin: stdin.as_ref().map_or(null.as_fd(), |(read, _)| read.as_fd()),
             stdout: out.1.as_fd(),
@@ -378,14 +381,14 @@ impl Supervisor {
         Ok(())
     }
 
-    /// The process namespace to begin in.
+    /// The PID namespace that a container joins, if it joins one.
     fn pids(&self, pids: &Pids) -> Result<Option<File>, Failure> {
         let pid = match pids {
             Pids::Own | Pids::Host => return Ok(None),
             Pids::Pod => self.pause_process.as_ref().map(|pause_process| pause_process.child.pid()),
             Pids::Of(id) => self.running(id).map(Child::pid),
         };
-        let pid = pid.ok_or_else(|| Failure("whose processes it is to see does not run".to_owned()))?;
+        let pid = pid.ok_or_else(|| Failure("the target of the PID namespace is not running".to_owned()))?;
         let path = format!("/proc/{pid}/ns/pid");
         File::open(&path).map(Some).map_err(Failure::during(format!("open {path}")))
     }
@@ -425,15 +428,16 @@ impl Supervisor {
     fn ended(&mut self, id: &str) {
         let ended = self.running(id).and_then(|child| child.try_wait().ok().flatten());
         let Some(ended) = ended else { return };
-        // The news of its start, or why there was none, come first.
+        // The result of the start has to be published before the exit.
         self.started(id);
         let Some(running) = self.containers.get_mut(id) else { return };
         let out_of_memory = self.cgroups.oom_kill_count(&running.spec.cgroup) > 0;
         running.end(ended, out_of_memory);
-        // What else is in there, such as commands, ends with it; nothing else does that where processes are shared.
+        // Other processes in the container, such as commands, end with its first process. In a shared
+        // PID namespace the kernel does not kill them.
         let _ = self.cgroups.kill(&running.spec.cgroup);
-        // The group stays until the container is removed. In the first version of cgroups its quota would keep the pod's
-        // from being lowered below it.
+        // The cgroup stays until the container is removed. With cgroup v1 its quota would keep the
+        // pod's quota from being lowered below it.
         let no_quota = Limits { cpu_quota: -1, ..Limits::default() };
         let _ = self.cgroups.limit(&running.spec.cgroup, &no_quota);
         self.check_directories();
@@ -452,7 +456,7 @@ impl Supervisor {
         let running = self.containers.get(id).filter(|running| running.starting.is_none());
         let first = running.and_then(|running| running.child.as_ref());
         let (Some(running), Some(first)) = (running, first) else {
-            return Err(Failure("the container does not run".to_owned()));
+            return Err(Failure("the container is not running".to_owned()));
         };
         let null = setup::null().map_err(Failure::during("open /dev/null"))?;
         let [stdin, stdout, stderr] =
@@ -473,7 +477,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// A command has started, failed to, or ended.
+    /// Handles an event of a command: it has started, failed to start, or exited.
     fn command(&mut self, id: u64) {
         let Some(at) = self.commands.iter().position(|command| command.connection == id) else { return };
         let command = &mut self.commands[at];
@@ -506,7 +510,7 @@ impl Supervisor {
 
     fn attach(&mut self, connection: u64, id: &str, streams: StreamSet, fds: Vec<OwnedFd>) -> io::Result<()> {
         let running = self.containers.get_mut(id).filter(|running| running.child.is_some());
-        let running = running.ok_or_else(|| io::Error::other("the container does not run"))?;
+        let running = running.ok_or_else(|| io::Error::other("the container is not running"))?;
         let [stdin, stdout, stderr] =
             assign_streams(streams, fds).ok_or_else(|| io::Error::other("streams are missing"))?;
         running.listeners.push(Listener::new(connection, stdin, [stdout, stderr])?);
@@ -527,7 +531,7 @@ impl Supervisor {
         connection.closes_after_flush = true;
     }
 
-    /// Lets go of listeners whom nobody waits for any more.
+    /// Drops listeners that are finished or too slow, and answers their connections.
     fn drop_finished_listeners(&mut self) {
         let now = Instant::now();
         let finished: Vec<_> =
@@ -535,13 +539,13 @@ impl Supervisor {
         for (connection, is_complete) in finished {
             let reason = || format!("nothing was read for {} seconds", listener::WRITE_TIMEOUT.as_secs());
             let late = || SupervisorResponse::Failed {
-                message: format!("{}: the container goes on without", reason()),
+                message: format!("{}: detached from the container", reason()),
             };
             self.send_answer(connection, &if is_complete { SupervisorResponse::Done } else { late() }, true);
         }
     }
 
-    /// Gives listeners a moment for the last words of what has ended.
+    /// Gives listeners time to read the remaining output of exited containers.
     fn drain(&mut self) {
         let end = Instant::now() + DRAIN_TIMEOUT;
         while Instant::now() < end {
@@ -557,7 +561,7 @@ impl Supervisor {
         }
     }
 
-    /// Lets go of those who are gone, and of what they wanted.
+    /// Drops closed connections. Kills their commands and removes their listeners.
     fn remove_closed_connections(&mut self) {
         let closed: Vec<u64> = self
             .connections
@@ -583,13 +587,13 @@ impl Supervisor {
                 let _ = child.signal(9);
             }
         }
-        // These first: the kernel does not let go of a container's first process as long as there are others that nobody
-        // has asked for their end, and these are asked by nobody else.
+        // Commands first: the exit of the first process of a PID namespace completes only when all
+        // other processes in it have been reaped, and no other process reaps these.
         for command in self.commands.drain(..) {
             let _ = command.child.signal(9);
             let _ = command.child.wait();
         }
-        // So are containers among another one's processes.
+        // The same applies to containers in another container's PID namespace.
         let is_guest = |running: &RunningContainer| matches!(running.spec.pids, Pids::Of(_));
         let (mut order, hosts): (Vec<_>, Vec<_>) =
             self.containers.iter().partition(|(_, running)| is_guest(running));
@@ -620,7 +624,7 @@ fn status_answer(id: &str, status: &RunStatus) -> SupervisorResponse {
     SupervisorResponse::Status { container: id.to_owned(), status: status.clone() }
 }
 
-/// The descriptors that came along, each where it belongs.
+/// Assigns the received descriptors to the streams.
 fn assign_streams(streams: StreamSet, fds: Vec<OwnedFd>) -> Option<[Option<OwnedFd>; 3]> {
     if fds.len() < streams.count() {
         return None;

@@ -1,4 +1,4 @@
-//! Talking to the supervisor of a pod.
+//! Client for the supervisor of a pod. The messages are in [`super::protocol`].
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
@@ -11,10 +11,10 @@ use tokio::net::UnixStream;
 
 use super::protocol::{SOCKET, SupervisorRequest, SupervisorResponse, decode_message, encode_message};
 
-/// A supervisor answers at once; one that does not is lost.
+/// A supervisor that does not respond within this time counts as lost.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// One question and its answers.
+/// A connection to a supervisor: one request and its responses.
 pub struct SupervisorClient {
     stream: UnixStream,
     received: Vec<u8>,
@@ -22,13 +22,14 @@ pub struct SupervisorClient {
 }
 
 impl SupervisorClient {
-    /// Asks the supervisor of the pod in this directory.
+    /// Connects to the supervisor of the pod in `directory` and sends a request.
     pub async fn send_request(
         directory: &Path,
         request: &SupervisorRequest,
         fds: &[BorrowedFd<'_>],
     ) -> io::Result<SupervisorClient> {
-        // A socket's path may have no more than 108 bytes, a directory any number.
+        // A socket path is limited to 108 bytes. The path through /proc/self/fd is short however long
+        // the directory is.
         let directory_fd =
             rustix::fs::open(directory, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let path = format!("/proc/self/fd/{}/{SOCKET}", directory_fd.as_raw_fd());
@@ -38,7 +39,7 @@ impl SupervisorClient {
         Ok(caller)
     }
 
-    /// Says one more thing.
+    /// Sends another request on the same connection.
     pub async fn send(&self, request: &SupervisorRequest, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let bytes = encode_message(request);
         let mut sent = 0;
@@ -55,7 +56,7 @@ impl SupervisorClient {
         Ok(())
     }
 
-    /// The next thing the supervisor says; `None` when it has hung up.
+    /// The next response; `None` when the supervisor has closed the connection.
     pub async fn next(&mut self) -> io::Result<Option<SupervisorResponse>> {
         let mut buffer = vec![0; 8 << 10];
         loop {
@@ -77,30 +78,31 @@ impl SupervisorClient {
         }
     }
 
-    /// The descriptor that came with an answer.
+    /// Takes the descriptor that was received with a response.
     pub fn take_fd(&mut self) -> Option<OwnedFd> {
         self.fds.pop()
     }
 
-    /// Waits until it is done, or why it is not.
+    /// Waits until the request is done. The error is the supervisor's message or the reason why it did
+    /// not respond.
     pub async fn wait_done(&mut self) -> Result<(), String> {
         match tokio::time::timeout(RESPONSE_TIMEOUT, self.next()).await {
             Ok(Ok(Some(SupervisorResponse::Done))) => Ok(()),
             Ok(Ok(Some(SupervisorResponse::Failed { message }))) => Err(message),
-            Ok(Ok(_)) => Err("the pod's supervisor is gone".to_owned()),
-            Ok(Err(error)) => Err(format!("the pod's supervisor cannot be reached: {error}")),
-            Err(_) => Err("the pod's supervisor does not answer".to_owned()),
+            Ok(Ok(_)) => Err("the pod supervisor exited".to_owned()),
+            Ok(Err(error)) => Err(format!("cannot reach the pod supervisor: {error}")),
+            Err(_) => Err("the pod supervisor does not respond".to_owned()),
         }
     }
 }
 
-/// The number of the process a pod lives in.
+/// The PID of a pod's supervisor.
 pub async fn supervisor_pid(directory: &Path) -> io::Result<i32> {
     let caller = SupervisorClient::send_request(directory, &SupervisorRequest::Watch, &[]).await?;
     caller.stream.peer_cred()?.pid().ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// Ends the supervisor of a pod, one that listens to nobody, and with it all that it has started.
+/// Kills a pod's supervisor that does not respond. All processes it has started die with it.
 pub async fn kill_supervisor(directory: &Path) -> io::Result<()> {
     let pid =
         rustix::process::Pid::from_raw(supervisor_pid(directory).await?).ok_or(io::ErrorKind::NotFound)?;
@@ -116,10 +118,10 @@ pub fn has_supervisor(directory: &Path) -> bool {
     })
 }
 
-/// Asks for something that is done or not.
+/// Sends a request and waits until it is done.
 pub async fn call(directory: &Path, request: &SupervisorRequest) -> Result<(), String> {
     match SupervisorClient::send_request(directory, request, &[]).await {
         Ok(mut caller) => caller.wait_done().await,
-        Err(error) => Err(format!("the pod's supervisor cannot be reached: {error}")),
+        Err(error) => Err(format!("cannot reach the pod supervisor: {error}")),
     }
 }

@@ -1,4 +1,4 @@
-//! From CRI's words and an image's to what a supervisor is told. Pure.
+//! Converts CRI and image configuration to the spec of a supervisor. Pure.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -12,12 +12,12 @@ use super::record::PodRecord;
 use super::{capability, spec};
 use crate::cri::*;
 
-/// What every runtime gives a pod.
+/// The size of `/dev/shm`, the same in all runtimes.
 const SHM_BYTES: u64 = 64 << 20;
-/// Of the path a program is looked for in, where an image says nothing.
+/// The PATH of a container whose image sets none.
 const DEFAULT_PATH_ENV: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// What the containers of a pod share.
+/// The spec of a pod sandbox.
 pub fn sandbox(config: &PodSandboxConfig, network: Option<Attachment>) -> spec::Sandbox {
     let linux = config.linux.clone().unwrap_or_default();
     let namespaces = namespaces(config);
@@ -34,7 +34,7 @@ pub fn sandbox(config: &PodSandboxConfig, network: Option<Attachment>) -> spec::
     }
 }
 
-/// Whom the users of a pod are outside, where it has users of its own.
+/// The ID mappings of a pod's user namespace, if it has one.
 pub fn users(config: &PodSandboxConfig) -> Option<spec::UserMap> {
     let userns_options = namespaces(config)
         .userns_options
@@ -46,11 +46,11 @@ pub fn users(config: &PodSandboxConfig) -> Option<spec::UserMap> {
     };
     let (uids, gids): (Vec<_>, Vec<_>) =
         (userns_options.uids.iter().map(range).collect(), userns_options.gids.iter().map(range).collect());
-    // Pods that were made before this was known have none.
+    // Pods created by older versions have none.
     (!uids.is_empty()).then_some(spec::UserMap { uids, gids })
 }
 
-/// Refuses what a pod cannot have.
+/// Rejects unsupported user namespace options.
 pub fn check(config: &PodSandboxConfig) -> Result<(), String> {
     let Some(wanted) = namespaces(config).userns_options else { return Ok(()) };
     match wanted.mode() {
@@ -61,34 +61,34 @@ pub fn check(config: &PodSandboxConfig) -> Result<(), String> {
     }
 }
 
-/// Which namespaces of the host a pod is in.
+/// The namespace options of a pod.
 pub fn namespaces(config: &PodSandboxConfig) -> NamespaceOption {
     let security = config.linux.clone().and_then(|linux| linux.security_context);
     security.and_then(|security| security.namespace_options).unwrap_or_default()
 }
 
-/// The group of a container.
+/// The cgroup of a container.
 pub fn cgroup(config: &PodSandboxConfig, id: &str) -> String {
     let parent = config.linux.as_ref().map_or("", |linux| linux.cgroup_parent.as_str());
     format!("/{}/{id}", parent.trim_matches('/')).replace("//", "/")
 }
 
-/// What a container is made of besides its configuration.
+/// What determines a container's spec besides its configuration.
 pub struct ContainerInputs<'a> {
     pub id: &'a str,
     pub image: &'a ImageProcess,
     pub layers_dir: PathBuf,
     pub layers: Vec<String>,
-    /// The pod's directory, where its files for `/etc` are.
+    /// The pod's directory, which has its files for `/etc`.
     pub directory: &'a Path,
-    /// Where profiles of the node are.
+    /// The directory of the node's seccomp profiles.
     pub seccomp_dir: &'a Path,
-    /// The layers of images that are volumes, by what they are called.
+    /// The layers of image volumes, by image name.
     pub volumes: &'a BTreeMap<String, Vec<String>>,
     pub modules: &'a SecurityModules,
 }
 
-/// One run of a container.
+/// The spec of a container.
 pub fn container(
     config: &ContainerConfig,
     pod: &PodSandboxConfig,
@@ -111,7 +111,7 @@ pub fn container(
         .filter_map(|name| capability::number(name))
         .collect();
     let mut mounts = files(pod, parts.directory, security.readonly_rootfs);
-    // What the pod itself mounts wins over what every pod has.
+    // Mounts of the container take precedence over the files that every pod has.
     mounts.retain(|known| !config.mounts.iter().any(|mount| same_path(&mount.container_path, &known.target)));
     for wanted in &config.mounts {
         mounts.push(mount(wanted, parts.volumes)?);
@@ -155,7 +155,7 @@ fn first_non_empty(choices: [&String; 2]) -> String {
     choices.into_iter().find(|text| !text.is_empty()).cloned().unwrap_or_default()
 }
 
-/// A command replaces the image's entry point and with it the arguments.
+/// The command line. `command` replaces the image's entrypoint and its arguments.
 fn arguments(config: &ContainerConfig, image: &ImageProcess) -> Result<Vec<String>, String> {
     let entrypoint = image.entrypoint.clone().unwrap_or_default();
     let args = match (config.command.is_empty(), config.args.is_empty()) {
@@ -166,14 +166,15 @@ fn arguments(config: &ContainerConfig, image: &ImageProcess) -> Result<Vec<Strin
     if args.is_empty() { Err("no command specified".to_owned()) } else { Ok(args) }
 }
 
-/// What a pod is called; in the host's network, as the host is.
+/// The hostname of a pod; the host's in the host's network.
 pub fn hostname(pod: &PodSandboxConfig) -> String {
     let host = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     if pod.hostname.is_empty() { host() } else { pod.hostname.clone() }
 }
 
-/// The variables in containerd's order: what the runtime sets, the image's, the container's. What the runtime sets keeps
-/// its position when it is set again; all other variables are where they were set last.
+/// The variables in containerd's order: the runtime's, the image's, the container's. A variable of the
+/// runtime keeps its position when it is overridden; all others are at the position of their last
+/// occurrence.
 fn environment(config: &ContainerConfig, pod: &PodSandboxConfig, image: &ImageProcess) -> Vec<String> {
     let mut env = vec![DEFAULT_PATH_ENV.to_owned()];
     if config.tty {
@@ -195,7 +196,7 @@ fn environment(config: &ContainerConfig, pod: &PodSandboxConfig, image: &ImagePr
     env
 }
 
-/// Where a variable of the same name is.
+/// The index of a variable with the same name.
 pub fn env_position(env: &[String], variable: &str) -> Option<usize> {
     let name = |variable: &str| variable.split('=').next().map(str::to_owned);
     env.iter().position(|known| name(known) == name(variable))
@@ -238,7 +239,7 @@ fn seccomp(security: &LinuxContainerSecurityContext, profiles: &Path) -> Result<
         ProfileType::Unconfined => spec::Seccomp::Unconfined,
         ProfileType::Localhost => {
             let named = Path::new(profile.localhost_ref.trim_start_matches("localhost/"));
-            // The kubelet makes an absolute path of it; anything else is looked for where profiles are.
+            // The kubelet passes an absolute path. A relative one is in the profile directory.
             if named.components().any(|part| part == Component::ParentDir) {
                 return Err(format!("{:?} is not a seccomp profile of this node", profile.localhost_ref));
             }
@@ -281,13 +282,15 @@ fn mount(wanted: &Mount, volumes: &BTreeMap<String, Vec<String>>) -> Result<spec
     })
 }
 
-/// The places an image wants to be volumes, but for those where something else is mounted.
+/// The volumes that the image declares, except those where something else is mounted.
 fn image_volumes(image: &ImageProcess, mounts: &[spec::Mount]) -> Result<Vec<String>, String> {
     let mut targets: Vec<String> = Vec::new();
     for wanted in image.volumes.iter().flat_map(BTreeMap::keys) {
         let target = clean_path(wanted);
         if target == "/" {
-            return Err(format!("the image wants {wanted:?} to be a volume, which would hide all of it"));
+            return Err(format!(
+                "the image declares the volume {wanted:?}, which would hide its whole filesystem"
+            ));
         }
         if !targets.contains(&target) && !mounts.iter().any(|mount| same_path(&mount.target, &target)) {
             targets.push(target);
@@ -296,7 +299,7 @@ fn image_volumes(image: &ImageProcess, mounts: &[spec::Mount]) -> Result<Vec<Str
     Ok(targets)
 }
 
-/// A path from the root on without detours.
+/// The absolute path without `.` and `..`, resolved lexically.
 fn clean_path(path: &str) -> String {
     let mut plain = PathBuf::from("/");
     for part in Path::new(path).components() {
@@ -309,7 +312,7 @@ fn clean_path(path: &str) -> String {
     plain.display().to_string()
 }
 
-/// The files of `/etc` that are the pod's.
+/// The pod's files in `/etc`.
 fn files(pod: &PodSandboxConfig, directory: &Path, read_only: bool) -> Vec<spec::Mount> {
     let mount = |name: &str| spec::Mount {
         source: directory.join(name),
@@ -332,7 +335,7 @@ fn devices(config: &ContainerConfig) -> Vec<spec::Device> {
     config.devices.iter().map(device).collect()
 }
 
-/// The ports of this machine that a pod asks for.
+/// The host ports of a pod.
 pub fn host_ports(id: &str, record: &PodRecord) -> Vec<HostPort> {
     let number = |port: i32| u16::try_from(port).ok().filter(|port| *port > 0);
     let mappings = record.config.iter().flat_map(|config| &config.port_mappings);
@@ -365,14 +368,14 @@ pub fn limits(resources: &LinuxContainerResources) -> Limits {
         memory: resources.memory_limit_in_bytes,
         memory_and_swap: resources.memory_swap_limit_in_bytes,
         pids: 0,
-        // No process of a container goes on without the others.
+        // The OOM killer kills all processes of a container together.
         ends_together: true,
         huge_pages: resources.hugepage_limits.iter().map(|one| (one.page_size.clone(), one.limit)).collect(),
         unified: resources.unified.clone().into_iter().collect(),
     }
 }
 
-/// What a container may use after a change, in which what is not said stays as it is.
+/// The resources after an update, in which unset fields keep their value.
 pub fn merge_resources(
     present: &LinuxContainerResources,
     change: &LinuxContainerResources,
@@ -401,7 +404,7 @@ pub fn merge_resources(
     }
 }
 
-/// The pod's resolver, as a file.
+/// The pod's resolv.conf.
 pub fn resolv_conf(dns: &DnsConfig) -> String {
     let mut text = String::new();
     if !dns.searches.is_empty() {

@@ -1,4 +1,4 @@
-//! What pods and containers use, looked up when somebody asks.
+//! Stats of pods and containers, computed on request.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use super::{Embedded, now, translate, view};
 use crate::cri::*;
 
 impl Embedded {
-    /// What the running containers of these pods use.
+    /// The stats of the running containers of these pods.
     pub(super) async fn usage_of(&self, pods: Vec<Arc<Pod>>) -> Vec<(Arc<Pod>, Vec<ContainerStats>)> {
         let inner = self.inner.clone();
-        // Files are counted, which may take a while.
+        // Counting files may take a while.
         let counted = tokio::task::spawn_blocking(move || {
             let of_pod = |pod: Arc<Pod>| {
                 let config = pod.record.lock().config.clone().unwrap_or_default();
@@ -19,7 +19,7 @@ impl Embedded {
                 let running = containers.iter().filter(|known| known.is_running());
                 let stats = running.map(|known| {
                     let usage = inner.cgroups.usage(&translate::cgroup(&config, &known.id));
-                    // What is written to volumes of the image is nobody else's either.
+                    // Volumes declared by the image count as part of the writable layer.
                     let [upper, volumes] =
                         ["upper", "volumes"].map(|part| pod.directory.join(&known.id).join(part));
                     let mut stats = view::stats(&pod, known, &usage, now());
@@ -34,7 +34,7 @@ impl Embedded {
         counted.await.unwrap_or_default()
     }
 
-    /// What whole pods use.
+    /// The stats of whole pods.
     pub(super) async fn usage_of_pods(&self, pods: Vec<Arc<Pod>>) -> Vec<PodSandboxStats> {
         let counted = self.usage_of(pods).await;
         counted.into_iter().map(|(pod, containers)| self.pod_stats(&pod, containers)).collect()
@@ -75,7 +75,7 @@ impl Embedded {
     }
 }
 
-/// What a directory, others beside it and all in them take.
+/// The disk usage of a directory and of others with it.
 pub fn filesystem_usage(directory: &Path, others: &[&Path]) -> FilesystemUsage {
     let each = others.iter().copied().chain([directory]).map(sys::trees::usage);
     let (bytes, inodes) = each.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
@@ -87,7 +87,7 @@ pub fn filesystem_usage(directory: &Path, others: &[&Path]) -> FilesystemUsage {
     }
 }
 
-/// The table of `/proc/net/dev` without its head and the loopback.
+/// Parses `/proc/net/dev`, without its header and the loopback.
 fn interfaces(text: &str) -> Vec<NetworkInterfaceUsage> {
     let one = |line: &str| {
         let (name, numbers) = line.split_once(':')?;

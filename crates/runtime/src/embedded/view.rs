@@ -1,4 +1,4 @@
-//! Pods, containers and images in CRI's words.
+//! Converts pods, containers and images to CRI messages.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::pods::{Container as Known, Pod};
 use super::supervisor::identity;
 use crate::cri::*;
 
-/// What CRI calls the end of a container that could not be started.
+/// The exit code that runtimes report for a container that could not be started.
 const START_ERROR: i32 = 128;
 
 pub fn has_labels(labels: &BTreeMap<String, String>, selector: &[(&str, &str)]) -> bool {
@@ -46,7 +46,7 @@ pub fn sandbox_status(pod: &Pod) -> PodSandboxStatus {
         state: summary.state,
         created_at: summary.created_at,
         network: Some(PodSandboxNetworkStatus { ip, additional_ips: more.collect() }),
-        // By which other kubelets see whether a pod has what it should.
+        // External kubelets compare this with the pod's spec.
         linux: Some(LinuxPodSandboxStatus { namespaces: Some(namespaces) }),
         labels: summary.labels,
         annotations: summary.annotations,
@@ -58,7 +58,7 @@ pub fn state(known: &Known) -> ContainerState {
     match known.status() {
         None => ContainerState::Created,
         Some(status) if status.finished != 0 || status.failure.is_some() => ContainerState::Exited,
-        // Its program does not run yet.
+        // Its program is not running yet.
         Some(status) if status.started == 0 => ContainerState::Created,
         Some(_) => ContainerState::Running,
     }
@@ -125,7 +125,7 @@ pub fn container_status(pod: &Pod, known: &Known) -> ContainerStatus {
 
 pub fn image(known: &image::Image, user: &str) -> Image {
     let name = user.split(':').next().unwrap_or_default();
-    // What is no number of a user is taken for a name, which nobody can promise not to be root.
+    // A user that is not a valid number is reported as a name, which cannot be verified to be non-root.
     let uid = match identity::parse_id(name) {
         Some(value) => Some(Int64Value { value: value.into() }),
         None if name.is_empty() => Some(Int64Value { value: 0 }),
@@ -143,7 +143,7 @@ pub fn image(known: &image::Image, user: &str) -> Image {
     }
 }
 
-/// What a container uses, without its files.
+/// The stats of a container without its filesystem usage.
 pub fn stats(pod: &Pod, known: &Known, usage: &sys::cgroup::Usage, timestamp: i64) -> ContainerStats {
     let summary = container(pod, known);
     let (cpu, memory) = cgroup_usage(usage, timestamp);
@@ -166,7 +166,7 @@ pub fn stats(pod: &Pod, known: &Known, usage: &sys::cgroup::Usage, timestamp: i6
     }
 }
 
-/// What a cgroup has used.
+/// The CPU and memory stats of a cgroup.
 pub fn cgroup_usage(usage: &sys::cgroup::Usage, timestamp: i64) -> (CpuUsage, MemoryUsage) {
     let value = |value: u64| Some(Uint64Value { value });
     let available =

@@ -1,21 +1,22 @@
-//! Ways out of a container that must not be any.
+//! Attempts to break out of a container.
 
 use runtime::cri::*;
 
 use crate::kit::{TestNode, TestPod, script, security, wait_exited, with};
 
-/// Everything root may do, and no filter of calls: what is left is what the kernel keeps it from by where it is.
+/// All capabilities and no seccomp filter: only namespaces, mounts and cgroups confine such a
+/// container.
 pub fn privileged_security() -> LinuxContainerSecurityContext {
     let mut strong = security();
     strong.capabilities = Some(Capability { add_capabilities: vec!["ALL".into()], ..Capability::default() });
     strong.seccomp = None;
-    // Where there is AppArmor it is not what holds.
+    // The confinement must not come from AppArmor.
     let unconfined = ProfileType::Unconfined.into();
     strong.apparmor = Some(SecurityProfile { profile_type: unconfined, localhost_ref: String::new() });
     strong
 }
 
-/// Runs one attempt after the other and says of each whether it succeeded.
+/// Runs the commands one by one. The output says which of them succeeded.
 async fn run_attempts(pod: &TestPod<'_>, security: LinuxContainerSecurityContext, list: &[&str]) -> String {
     let lines = list.iter().enumerate();
     let script: String =
@@ -26,14 +27,14 @@ async fn run_attempts(pod: &TestPod<'_>, security: LinuxContainerSecurityContext
 
 pub async fn container_cannot_write_to_the_runtime_binary(node: &TestNode) {
     let pod = node.pod("program").await;
-    // Neither by whom a command is run for, nor by everything root may do.
+    // Neither through a command nor as privileged root.
     let own = crate::kit::program();
     let before = std::fs::metadata(&own).unwrap().modified().unwrap();
     let id = pod.start(&with(privileged_security(), "i=0; while [ $i -lt 3000 ]; do for p in /proc/[0-9]*; do (echo x >>$p/exe) 2>/dev/null && readlink $p/exe; done; i=$((i+1)); done; sleep 1000")).await;
     for _ in 0..20 {
         pod.exec(&id, "true").await;
     }
-    // The image's own program may name the one it came from.
+    // The executable of the first process of the image may be reachable.
     let (_, output, _) = pod.exec(&id, "ls -l /proc/self/exe; (echo x >>/proc/self/exe) 2>&1").await;
     assert!(output.contains("Text file busy"), "{output}");
     assert_eq!(std::fs::metadata(&own).unwrap().modified().unwrap(), before);
@@ -83,7 +84,7 @@ pub async fn container_cannot_mount(node: &TestNode) {
         "cat /proc/1/mountinfo | grep -q /var/lib",
     ];
     assert_eq!(run_attempts(&pod, security(), &commands).await, "the end\n");
-    // Without a file that is opened outside nothing leads there.
+    // Without an open descriptor, no path leads to the host.
     let (_, output) = pod
         .finish(&script("ls -l /proc/self/fd 2>/dev/null | grep -c -- '->'; readlink /proc/self/cwd"))
         .await;
@@ -115,13 +116,13 @@ pub async fn container_cannot_open_host_devices(node: &TestNode) {
     commands.push(&disk);
     commands.push("mknod /fuse c 10 229 && : <>/fuse");
     commands.push("mknod /tun c 10 200 && : <>/tun");
-    // Also for one who may do everything: it is the group that is kept from them.
+    // Also for privileged capabilities: the cgroup denies the devices.
     assert_eq!(run_attempts(&pod, security(), &commands).await, "the end\n");
     assert_eq!(run_attempts(&pod, privileged_security(), &commands).await, "the end\n");
-    // Those that every container has can be used, and made again.
+    // The default devices can be used, and created again.
     let usable = "echo x >/dev/null; head -c 1 /dev/zero | wc -c; head -c 1 /dev/urandom | wc -c; mknod /n c 1 3 && echo x >/n && echo made";
     assert_eq!(pod.finish(&script(usable)).await, (0, "1\n1\nmade\n".into()));
-    // One that is given may be used as far as it is given.
+    // A device of the container can be used with its permissions.
     let given = |permissions: &str, text: &str| ContainerConfig {
         devices: vec![Device {
             host_path: "/dev/kmsg".into(),
@@ -137,7 +138,7 @@ pub async fn container_cannot_open_host_devices(node: &TestNode) {
         ))
         .await;
     assert_eq!(output, "read\n");
-    // And a privileged one has all.
+    // A privileged container can use all devices.
     let mut free = security();
     free.privileged = true;
     let (_, output) = pod.finish(&with(free, "mknod /kmsg c 1 11 && (: </kmsg) && echo opened")).await;
@@ -167,7 +168,8 @@ pub async fn applies_capabilities_and_no_new_privileges(node: &TestNode) {
     assert!(output.contains("Seccomp:\t0\n") && output.contains("mounted\n"), "{output}");
 }
 
-/// One that sees the host's groups must not mount them anew: the options are those of all mounts of them.
+/// A container in the host's cgroup namespace must not change the mount options of the host's cgroups,
+/// which all mounts share.
 pub async fn container_keeps_host_cgroup_mount_options(node: &TestNode) {
     let of_host = || {
         let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
@@ -176,7 +178,7 @@ pub async fn container_keeps_host_cgroup_mount_options(node: &TestNode) {
     };
     let groups = sys::cgroup::Cgroups::of_host().unwrap();
     let Some(before) = of_host().filter(|_| groups.is_v2()) else {
-        return println!("skipped: needs cgroups of the second version");
+        return println!("skipped: needs cgroup v2");
     };
     let pod = node.pod("groups").await;
     let mut free = security();
@@ -186,22 +188,22 @@ pub async fn container_keeps_host_cgroup_mount_options(node: &TestNode) {
     let (_, output) = pod.finish(&with(free, look)).await;
     assert_eq!(of_host(), Some(before.clone()));
     if before[3] == "rw,relatime" {
-        println!("the host's cgroups have no options that could be lost");
+        println!("the host's cgroup mount has no options that could change");
     }
-    // A copy of the host's mount has the name that this one was given.
+    // A clone of the host's mount shows the mount source that was given here.
     let (mount, rest) = output.split_once('\n').unwrap();
     assert!(
         mount.starts_with(&format!("{} /sys/fs/cgroup cgroup2 rw,nosuid,nodev,noexec,", before[0])),
         "{output}"
     );
     assert!(rest.contains("/skiff-test-") && rest.ends_with("\nmade\n"), "{output}");
-    // Everybody else has but their own, which they cannot write to.
+    // Other containers see only their own cgroup, read-only.
     let look = "grep ' /sys/fs/cgroup cgroup2 ' /proc/mounts; cat /proc/self/cgroup";
     let (_, output) = pod.finish(&script(look)).await;
     assert!(output.contains(" ro,nosuid,nodev,noexec,") && output.ends_with("0::/\n"), "{output}");
 }
 
-/// An image whose directories are links to the host's.
+/// An image whose directories are symlinks to directories of the host.
 pub async fn image_symlinks_do_not_redirect_mounts(node: &TestNode) {
     let links =
         [("data", "/etc"), ("up", "../../../../../.."), ("elsewhere", "/proc/1/root"), ("process", "/proc")];
@@ -220,7 +222,8 @@ pub async fn image_symlinks_do_not_redirect_mounts(node: &TestNode) {
     let (code, output) = pod.finish(&config).await;
     assert!(output.starts_with("inside\n"), "{code} {output}");
     assert!(!std::path::Path::new("/skiff-made-this").exists() && !std::path::Path::new("/etc/x").exists());
-    // A place inside /proc is none, nor is one that it has for this by way of a link.
+    // Targets inside /proc are rejected, and so are the allowed files of /proc when reached through a
+    // symlink.
     for path in ["/process/sys", "/process/cpuinfo"] {
         let mut config = script("true");
         config.image = Some(ImageSpec { image: "evil:1".into(), ..ImageSpec::default() });
@@ -234,10 +237,10 @@ pub async fn image_symlinks_do_not_redirect_mounts(node: &TestNode) {
     }
 }
 
-/// What `/proc` tells of the machine can be told otherwise, and nothing else of it.
+/// Files of `/proc` about the machine can be mounted over, and no others.
 pub async fn only_allowed_proc_files_can_be_mounted_over(node: &TestNode) {
-    let (file, directory) = (node.dir.path().join("told"), node.dir.path().join("directory"));
-    std::fs::write(&file, "told\n").unwrap();
+    let (file, directory) = (node.dir.path().join("injected"), node.dir.path().join("directory"));
+    std::fs::write(&file, "injected\n").unwrap();
     std::fs::create_dir_all(&directory).unwrap();
     let mount = |path: &str, source: &std::path::Path| Mount {
         container_path: path.into(),
@@ -249,12 +252,12 @@ pub async fn only_allowed_proc_files_can_be_mounted_over(node: &TestNode) {
     // Not every kernel has all of them.
     let paths = names.map(|name| format!("/proc/{name}")).filter(|path| std::fs::exists(path).unwrap());
     let paths: Vec<String> = paths.collect();
-    let pod = node.pod("told").await;
+    let pod = node.pod("injected").await;
     let mut config = script(&format!("cat {}; grep -c ^MemTotal /proc/meminfo", paths.join(" ")));
     config.mounts = paths.iter().map(|path| mount(path, &file)).collect();
     let (_, output) = pod.finish(&config).await;
-    assert_eq!(output, "told\n".repeat(paths.len()) + "0\n");
-    // What is protected stays so, with what is in it.
+    assert_eq!(output, "injected\n".repeat(paths.len()) + "0\n");
+    // A read-only path stays read-only with a mount in it.
     let path = "/proc/sys/kernel/ns_last_pid";
     if paths.iter().any(|known| known == path) {
         let mut config =
@@ -281,7 +284,7 @@ pub async fn only_allowed_proc_files_can_be_mounted_over(node: &TestNode) {
     }
 }
 
-/// Links to nothing are good to mount on: what is missing is made where they lead, which is never on the host.
+/// A dangling symlink can be mounted on: its target is created, which is never on the host.
 pub async fn dangling_symlinks_resolve_inside_the_container(node: &TestNode) {
     let (host, volume) = (node.dir.path().join("mine"), node.dir.path().join("volume"));
     for place in [&host, &volume] {
@@ -329,7 +332,7 @@ pub async fn dangling_symlinks_resolve_inside_the_container(node: &TestNode) {
          busybox cat usr/share/zoneinfo/UTC run/service/file third/file .{out}; ls vol"
     );
     let of_host = "of the host\n";
-    // Both lead to one path, which is a file for one and a directory for the other.
+    // Both lead to the same path, which is a file for one mount and a directory for the other.
     let id = pod.create(&of_links("true", mounts.clone())).await;
     let error = node.runtime.start_container(&id).await.unwrap_err().message();
     assert!(error.contains("mount on \"/vol/up/further\""), "{error}");
@@ -346,7 +349,7 @@ pub async fn dangling_symlinks_resolve_inside_the_container(node: &TestNode) {
     assert!(!outside.exists() && std::fs::read_dir(&host).unwrap().count() == 1);
 }
 
-/// A working directory by the number of a file that is open on the way in.
+/// A working directory that names a descriptor which is open during the start.
 pub async fn working_directory_cannot_be_a_host_fd(node: &TestNode) {
     let pod = node.pod("begin").await;
     let mut started_count = 0;
@@ -367,7 +370,7 @@ pub async fn working_directory_cannot_be_a_host_fd(node: &TestNode) {
     assert!(started_count < 30);
 }
 
-/// Nor is a program of the host's run, or a directory made there, by way of such a number.
+/// Neither an executable nor a directory to create can be reached through such a descriptor.
 pub async fn container_cannot_use_inherited_file_descriptors(node: &TestNode) {
     let pod = node.pod("numbers").await;
     let up = "../".repeat(24);
@@ -377,25 +380,25 @@ pub async fn container_cannot_use_inherited_file_descriptors(node: &TestNode) {
         config.command = vec![format!("/proc/self/fd/{number}/{up}bin/true")];
         let id = pod.create(&config).await;
         let result = node.runtime.start_container(&id).await;
-        assert!(result.is_err(), "a program was found by way of {number}");
+        assert!(result.is_err(), "an executable was reached through descriptor {number}");
         node.runtime.remove_container(&id).await.unwrap();
         let mut config = script("true");
         config.working_dir = format!("/proc/self/fd/{number}/{up}{}", escape_path.display());
         let id = pod.create(&config).await;
         let _ = node.runtime.start_container(&id).await;
         node.runtime.remove_container(&id).await.unwrap();
-        assert!(!escape_path.exists(), "a directory was made by way of {number}");
+        assert!(!escape_path.exists(), "a directory was created through descriptor {number}");
     }
-    // Nor by one that a command is run in.
+    // Nor through a descriptor that a command has.
     let id = pod.start(&script("sleep 1000")).await;
     for number in 3..40 {
         let inside = format!("/proc/self/fd/{number}/{up}bin/true");
         let run = node.runtime.exec_sync(&id, &[inside], std::time::Duration::from_secs(10)).await;
-        assert!(run.is_err(), "a command was found by way of {number}");
+        assert!(run.is_err(), "a command was reached through descriptor {number}");
     }
 }
 
-/// A volume in the place of `/dev` has a link for `null`, by which what is to be hidden would be something else.
+/// A volume mounted on `/dev` has a symlink for `null`, which would replace the mask of masked paths.
 pub async fn volume_cannot_replace_the_mask_device(node: &TestNode) {
     let dev = node.dir.path().join("dev");
     std::fs::create_dir_all(&dev).unwrap();
@@ -415,7 +418,7 @@ pub async fn volume_cannot_replace_the_mask_device(node: &TestNode) {
     assert_eq!(output, "the end\n");
 }
 
-/// An image whose `/proc` is a link, which a volume would stand behind.
+/// An image whose `/proc` is a symlink that a volume could hide behind.
 pub async fn rejects_an_image_with_a_proc_symlink(node: &TestNode) {
     let entries = [("bin/none", "", ""), ("vol/proc/none", "", ""), ("proc", "", "/vol/proc")];
     crate::image::import(node, "linked:1", &[&entries]);
@@ -427,7 +430,7 @@ pub async fn rejects_an_image_with_a_proc_symlink(node: &TestNode) {
     assert!(error.ends_with("/proc must be mounted on ordinary directory"), "{error}");
 }
 
-/// The first process of a pod with common processes is ours, and nothing that can be used.
+/// The pause process of a shared PID namespace has no privileges or files that containers could use.
 pub async fn pause_process_has_no_privileges(node: &TestNode) {
     let mut config = node.pod_config("keeper");
     let options = NamespaceOption { pid: NamespaceMode::Pod.into(), ..NamespaceOption::default() };
@@ -447,7 +450,8 @@ pub async fn pause_process_has_no_privileges(node: &TestNode) {
     assert_eq!(output, expected);
 }
 
-/// A number is that user, whatever the container's files say of a user who is called so; and a name stays who it was.
+/// A numeric user is never looked up as a name; and a name keeps the user that it had at the start of
+/// the container.
 pub async fn commands_run_as_the_user_of_the_container(node: &TestNode) {
     let passwd = node.dir.path().join("passwd");
     std::fs::write(&passwd, "1000:x:0:0::/:/bin/sh\napp:x:1001:1001::/:/bin/sh\n").unwrap();
@@ -472,7 +476,7 @@ pub async fn commands_run_as_the_user_of_the_container(node: &TestNode) {
     assert_eq!(output, "1001\n");
 }
 
-/// One that says more than can be written down is ended like any other.
+/// A container that writes faster than its log can be written can be stopped like any other.
 pub async fn container_with_fast_output_can_be_stopped(node: &TestNode) {
     let pod = node.pod("talker").await;
     let id = pod.start(&script("trap '' TERM; while true; do yes 2>/dev/null; done")).await;
@@ -487,7 +491,7 @@ pub async fn container_with_fast_output_can_be_stopped(node: &TestNode) {
     assert_eq!(wait_exited(&node.runtime, &id).await.exit_code, 137);
 }
 
-/// Somebody exchanges a directory of a volume for a link, again and again, while others are mounted below it.
+/// A directory of a volume is swapped with a symlink all the time, while volumes are mounted below it.
 pub async fn swapped_volume_directories_stay_inside(node: &TestNode) {
     let (shared, other, host) =
         (node.dir.path().join("shared"), node.dir.path().join("other"), node.dir.path().join("host"));
@@ -520,13 +524,13 @@ pub async fn swapped_volume_directories_stay_inside(node: &TestNode) {
             inside += 1;
         }
         node.runtime.remove_container(&id).await.unwrap();
-        // Neither made nor mounted where the link leads on the host.
+        // Nothing was created or mounted at the symlink's target on the host.
         assert_eq!(std::fs::read_dir(&host).unwrap().count(), 0);
     }
     assert!(inside > 0);
 }
 
-/// Imports an image that has a shell and these links.
+/// Imports an image that has a shell and these symlinks.
 fn import_links(node: &TestNode, name: &str, links: &[(&str, &str)]) {
     let mut layer = tar::Builder::new(Vec::new());
     for (path, target) in [("bin/sh", "busybox"), ("bin/ls", "busybox")].iter().chain(links) {

@@ -1,7 +1,8 @@
-//! Many pods that come and go while supervisors and skiff itself are killed: in the end nothing is left.
+//! Creates and deletes many pods while supervisors and skiff itself are killed. Nothing must be left at
+//! the end.
 //!
-//! `SKIFF_CHURN_PODS` says how many (40), `SKIFF_CHURN_SEED` which run of chance. The part of skiff is played by this
-//! program again, called with the word `churn`, so that it can be killed as well.
+//! `SKIFF_CHURN_PODS` is the number of pods (40), `SKIFF_CHURN_SEED` the seed of the random numbers.
+//! This program also runs as skiff, with the argument `churn`, so that it can be killed as well.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,11 +17,11 @@ use runtime::{Embedded, Runtime};
 use crate::kit::{self, TestNode, script, supervisors};
 use crate::{image_volumes, users};
 
-/// Pods that one skiff works on at the same time.
+/// Pods that one worker handles at a time.
 const PARALLEL_PODS: u64 = 4;
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Numbers by chance, the same for the same seed.
+/// A random number generator, deterministic for a seed.
 struct Random(AtomicU64);
 
 impl Random {
@@ -54,15 +55,18 @@ pub async fn creates_and_deletes_pods_under_restarts(node: &TestNode) {
     loop {
         tokio::time::sleep(Duration::from_millis(20 + random.count_nested_cgroups(400))).await;
         if let Some(ended) = skiff.0.try_wait().expect("its end") {
-            assert!(ended.success(), "the part of skiff failed with {ended}, seed {seed}");
+            assert!(ended.success(), "the worker failed with {ended}, seed {seed}");
             break;
         }
         let created = created_count(node.dir.path());
         if created != last.0 {
             last = (created, Instant::now());
         }
-        assert!(last.1.elapsed() < DEADLINE, "{created} of {count} pods and no more, seed {seed}");
-        // The last of them are left alone, to see whether one skiff that lives long grows.
+        assert!(
+            last.1.elapsed() < DEADLINE,
+            "{created} of {count} pods created before the timeout, seed {seed}"
+        );
+        // The last quarter runs without kills, to see whether a long-lived worker grows.
         if created > count * 3 / 4 {
             continue;
         }
@@ -98,7 +102,7 @@ pub async fn creates_and_deletes_pods_under_restarts(node: &TestNode) {
     );
 }
 
-/// What pods hold on to.
+/// Counts the resources that pods use.
 fn resource_counts(node: &TestNode) -> BTreeMap<&'static str, usize> {
     let files = |path: PathBuf| std::fs::read_dir(path).into_iter().flatten().count();
     let runtime = node.dir.path().join("runtime");
@@ -107,7 +111,7 @@ fn resource_counts(node: &TestNode) -> BTreeMap<&'static str, usize> {
     let groups: usize =
         cgroups.directories(&group).into_iter().map(|place| count_nested_cgroups(&place)).sum();
     let mut counts = kit::host_resource_counts(node.dir.path());
-    // The bridge comes with the first pod and stays.
+    // The bridge is created with the first pod and stays.
     let links = podnet::links("skp").unwrap_or_default().len();
     counts.insert("links", links);
     counts.extend([
@@ -118,7 +122,7 @@ fn resource_counts(node: &TestNode) -> BTreeMap<&'static str, usize> {
     counts
 }
 
-/// Groups inside a group, those of pods themselves aside, which are the kubelet's to remove.
+/// Counts the nested cgroups of pods. The pods' own cgroups are removed by the kubelet.
 fn count_nested_cgroups(place: &Path) -> usize {
     let inner = |place: &Path| {
         let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
@@ -127,12 +131,12 @@ fn count_nested_cgroups(place: &Path) -> usize {
     inner(place).iter().map(|pod| inner(pod).len()).sum()
 }
 
-/// By which the processes of pods below a directory are known.
+/// The text that identifies the processes of pods below a directory.
 fn process_marker(dir: &Path) -> String {
     format!("churn in {}", dir.display())
 }
 
-/// Processes in pods: all that could still hold a namespace of one.
+/// Counts the processes in pods: everything that could keep a namespace alive.
 fn count_pod_processes(mark: &str) -> usize {
     let is_pods = |pid: &Path| {
         let line = std::fs::read(pid.join("cmdline")).unwrap_or_default();
@@ -162,13 +166,16 @@ fn worker(node: &TestNode, count: u64, seed: u64) -> Worker {
     Worker(command.stdin(Stdio::null()).spawn().expect("the part of skiff"))
 }
 
-/// The part of skiff: finds what others left, makes pods until there were enough, removes all of them.
+/// Runs as skiff: recovers existing pods, creates pods until there are enough, and removes all of them.
 pub async fn run_worker(dir: &Path, count: u64, seed: u64, group: &str) {
     let runtime = kit::open(dir).await;
     let random = Arc::new(Random::new(seed));
     let files = || std::fs::read_dir("/proc/self/fd").into_iter().flatten().count();
     for pod in runtime.sandboxes(&[]).await.expect("pods") {
-        runtime.remove_sandbox(&pod.id).await.unwrap_or_else(|error| panic!("left by another: {error}"));
+        runtime
+            .remove_sandbox(&pod.id)
+            .await
+            .unwrap_or_else(|error| panic!("cannot remove a pod of another worker: {error}"));
     }
     let mut baseline = None;
     let mut done = 0;
@@ -184,13 +191,13 @@ pub async fn run_worker(dir: &Path, count: u64, seed: u64, group: &str) {
             result.expect("a pod");
             done += 1;
         }
-        // Once everything was used for the first time nothing grows any more.
+        // Once everything has been used for the first time, no resource may grow.
         if done >= (count / 8).min(60) && baseline.is_none() {
             baseline = Some((files(), rss_kib()));
         }
     }
     for pod in runtime.sandboxes(&[]).await.expect("pods") {
-        runtime.remove_sandbox(&pod.id).await.unwrap_or_else(|error| panic!("in the end: {error}"));
+        runtime.remove_sandbox(&pod.id).await.unwrap_or_else(|error| panic!("cannot remove a pod: {error}"));
     }
     if let Some((known_files, known_memory)) = baseline {
         let started = Instant::now();
@@ -204,7 +211,8 @@ pub async fn run_worker(dir: &Path, count: u64, seed: u64, group: &str) {
     }
 }
 
-/// A pod's life, of which any part may fail: its supervisor is killed at times. It can always be removed.
+/// The lifecycle of a pod. Every step may fail, since supervisors are killed, but removal must always
+/// succeed.
 async fn run_pod(runtime: &Embedded, random: &Random, dir: &Path, group: &str, at: u64) {
     let mut config = kit::pod_config(dir, &format!("churn{}", random.count_nested_cgroups(1 << 40)));
     let linux = config.linux.as_mut().expect("made so");
@@ -240,7 +248,7 @@ async fn run_pod(runtime: &Embedded, random: &Random, dir: &Path, group: &str, a
         }
     }
     if random.count_nested_cgroups(8) == 0 {
-        // Left to be found in the end, or by another.
+        // Left for the next worker or the final cleanup.
         return;
     }
     runtime.remove_sandbox(&pod).await.unwrap_or_else(|error| panic!("{error}"));
@@ -252,7 +260,7 @@ fn append(path: &Path) {
     file.and_then(|mut file| file.write_all(b"x")).expect("counted");
 }
 
-/// Kilobytes that are this process's alone.
+/// Private memory of this process in kB.
 fn rss_kib() -> u64 {
     let text = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("Private_Dirty:")).map(str::trim);

@@ -1,4 +1,5 @@
-//! What containers may do, compared with what containerd gives them for the same words.
+//! Compares the privileges of containers with those that containerd gives for the same CRI
+//! configuration.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,7 +12,7 @@ use crate::kit::{TestNode, security, with};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Configurations by what is special about them.
+/// The configurations to compare, by name.
 fn cases() -> Vec<(&'static str, LinuxContainerSecurityContext)> {
     let capabilities = |add: &[&str], drop: &[&str]| {
         let list = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
@@ -61,7 +62,7 @@ fn cases() -> Vec<(&'static str, LinuxContainerSecurityContext)> {
             LinuxContainerSecurityContext { capabilities: capabilities(&["ALL"], &[]), ..security_context() },
         ),
         (
-            "somebody",
+            "other-user",
             LinuxContainerSecurityContext {
                 run_as_user: user(1234),
                 run_as_group: user(55),
@@ -91,8 +92,9 @@ fn cases() -> Vec<(&'static str, LinuxContainerSecurityContext)> {
     ]
 }
 
-/// What the kernel says of a process there, what it makes of a few calls, limits, environment, mounts and devices. Not
-/// compared are the files of the pod, which have other places, and cgroups: here all of them is read-only.
+/// Reports the kernel's status of a process, the results of a few syscalls, limits, environment, mounts
+/// and devices. The files of the pod, which have different paths, and cgroups, which are read-only
+/// here, are left out.
 const STATE_COMMAND: &str = "grep -E '^(Uid|Gid|Groups|Cap...|NoNewPrivs|Seccomp):' /proc/self/status; \
     for call in 'unshare -U true' 'unshare -m true' 'unshare -n true' 'mkdir /d' 'mknod /n p' 'mknod /b b 7 200' 'chown 5 /d' \
     'chroot / true' 'mount -t tmpfs none /d' 'hostname x' 'dmesg' 'ping -c 1 127.0.0.1' 'nice -n -1 true' 'cat /proc/kcore /dev/null -n0' \
@@ -116,10 +118,10 @@ async fn state(
     runtime.start_container(&id).await.unwrap_or_else(|error| panic!("{error}"));
     let started = Instant::now();
     while runtime.container_status(&id).await.expect("a status").state() != ContainerState::Exited {
-        assert!(started.elapsed() < DEADLINE, "it goes on");
+        assert!(started.elapsed() < DEADLINE, "the container is still running");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    // containerd writes the last of it a little after it has told of the end.
+    // containerd writes the end of the log a little after it has reported the exit.
     let mut output = std::fs::read_to_string(&log).unwrap_or_default();
     while !output.contains(" the end\n") && started.elapsed() < DEADLINE {
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -143,7 +145,7 @@ pub async fn privileges_match_containerd(node: &TestNode) {
     linux.security_context.as_mut().expect("made so").privileged = true;
     let embedded_sandbox =
         node.runtime.run_sandbox(&config, "").await.unwrap_or_else(|error| panic!("{error}"));
-    // In a group of its own, which it removes.
+    // In a cgroup of its own, which containerd removes.
     let mut remote_config = config.clone();
     remote_config.linux.as_mut().expect("made so").cgroup_parent = String::new();
     let remote_sandbox = remote

@@ -1,4 +1,4 @@
-//! Programs that files of CDI want to be run for a device.
+//! OCI hooks that CDI specs configure for a device.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use runtime::cri::*;
 use crate::kit::{TestNode, script};
 use crate::users;
 
-/// Where such files are. What is put there is in the mounts of this test alone.
+/// The directory of CDI specs. Mounted in this test's mount namespace only.
 const CDI_DIR: &str = "/var/run/cdi";
 
 struct CdiFiles {
@@ -50,7 +50,7 @@ fn device(name: &str, hooks: &[(&str, String)]) -> serde_json::Value {
 
 fn with_device(name: &str, text: &str) -> ContainerConfig {
     let mut config = script(text);
-    // Where the filter comes last of all.
+    // Then the seccomp filter is loaded last.
     let security = config.linux.as_mut().and_then(|linux| linux.security_context.as_mut());
     security.expect("a context").no_new_privs = true;
     config.cdi_devices = vec![CdiDevice { name: format!("example.com/gpu={name}") }];
@@ -59,11 +59,11 @@ fn with_device(name: &str, text: &str) -> ContainerConfig {
 
 pub async fn runs_hooks_of_all_stages(node: &TestNode) {
     let files = CdiFiles::mount(node.dir.path().join("cdi"));
-    let output_path = node.dir.path().join("told");
+    let output_path = node.dir.path().join("state");
     let note = |name: &str| {
         format!("cat >{0}/{name}; readlink /proc/self/ns/net >>{0}/{name}", output_path.display())
     };
-    // As those of vendors do it: by way of the bundle, which is said to them, and of what is said in it.
+    // As vendors' hooks do: with the bundle from the state, and the root from its config.json.
     let may = "grep -e CapEff: -e Seccomp:";
     let root = r#"bundle=$(sed -n 's/.*"bundle":"\([^"]*\)".*/\1/p'); root=$(sed -n 's/.*"root":{"path":"\([^"]*\)".*/\1/p' $bundle/config.json)"#;
     files.write(&serde_json::json!([
@@ -90,7 +90,7 @@ pub async fn runs_hooks_of_all_stages(node: &TestNode) {
         let look = format!("cat /made /started; cat /proc/self/status | {may}");
         let (_, seen, _) = pod.exec(&id, &look).await;
         let lines: Vec<&str> = seen.lines().collect();
-        // What is run in the container may do no more than the container.
+        // Hooks that run in the container have no more privileges than the container.
         assert!(matches!(lines[..], ["made", "made", a, b, c, d] if (a, b) == (c, d)), "{seen}");
         assert!(seen.ends_with("Seccomp:\t2\n"), "{seen}");
         for stage in ["prestart", "createRuntime", "poststart"] {
@@ -99,7 +99,7 @@ pub async fn runs_hooks_of_all_stages(node: &TestNode) {
                 text.contains(&format!(r#""id":"{id}""#)) && text.contains(r#""pid":"#),
                 "{stage}: {text}"
             );
-            // They see the host.
+            // These hooks run in the host's namespaces.
             assert!(text.trim_end().ends_with(&own), "{stage}: {text} is not {own}");
         }
         assert!(!output_path.join("poststop").exists());

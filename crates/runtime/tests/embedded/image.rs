@@ -1,11 +1,11 @@
-//! Images made for a test.
+//! Images that are built for a test.
 
 use crate::kit::TestNode;
 
-/// A file, or with a target a link: path, content, target.
+/// A file, or a symlink if it has a target: path, content, target.
 pub type Entry<'a> = (&'a str, &'a str, &'a str);
 
-/// Imports an image of these layers, lowest first.
+/// Imports an image with these layers, lowest first.
 pub fn import(node: &TestNode, name: &str, layers: &[&[Entry<'_>]]) {
     let layers: Vec<Vec<u8>> = layers.iter().map(|entries| layer(entries)).collect();
     let archive = archive(name, &layers);
@@ -29,12 +29,12 @@ fn layer(entries: &[Entry<'_>]) -> Vec<u8> {
     layer.into_inner().unwrap()
 }
 
-/// As `docker save` writes it.
+/// An archive in the format of `docker save`.
 pub fn archive(name: &str, layers: &[Vec<u8>]) -> Vec<u8> {
     archive_with(name, layers, r#"{"Env":["PATH=/bin"]}"#)
 }
 
-/// The same with what the image says of how it wants to be run.
+/// Like [`archive`], with the process configuration of the image.
 pub fn archive_with(name: &str, layers: &[Vec<u8>], process: &str) -> Vec<u8> {
     let quoted =
         |texts: Vec<String>| texts.iter().map(|text| format!("{text:?}")).collect::<Vec<_>>().join(",");

@@ -1,4 +1,4 @@
-//! What an image declares as volumes.
+//! The volumes that an image declares.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,11 @@ use crate::kit::{TestNode, TestPod, security, with};
 use crate::{image, users};
 
 pub const IMAGE: &str = "volumes:1";
-/// So many that copying them takes a while.
+/// Enough files for the copy to take a while.
 const FILES: usize = 200;
 
-/// An image with volumes: some that it has files in, one it has not, one by a strange path, one inside another.
+/// An image with volumes: with files in the image, missing from the image, with an unclean path, and
+/// nested.
 pub fn import(node: &TestNode) {
     let mut layer = Layer(tar::Builder::new(Vec::new()));
     layer.file("bin/busybox", &std::fs::read("/bin/busybox").unwrap(), 0o755, (0, 0));
@@ -83,12 +84,12 @@ fn image_config(text: &str) -> ContainerConfig {
     config
 }
 
-/// Where a container's volumes are.
+/// The directory of a container's volumes.
 fn volumes_dir(node: &TestNode, pod: &TestPod<'_>, id: &str) -> PathBuf {
     node.dir.path().join("runtime/pods").join(&pod.id).join(id).join("volumes")
 }
 
-/// The one that began as the image's `/data`.
+/// The volume that was copied from the image's `/data`.
 fn data_volume(volumes: &Path) -> PathBuf {
     let all = std::fs::read_dir(volumes).unwrap().map(|entry| entry.unwrap().path());
     all.into_iter().find(|volume| volume.join("again").exists()).expect("a copy of /data")
@@ -105,7 +106,7 @@ pub async fn creates_volumes_declared_by_an_image(node: &TestNode) {
         ..Mount::default()
     };
     let pod = node.pod("volumes").await;
-    // A mount at the same place wins, one inside is inside, and all of it can be written to.
+    // A mount at the same path wins, a nested mount is in the volume, and all of it is writable.
     let mut config = image_config(
         "exec 2>&1; cat /data/file /data/deep/inner /mine/file /data/user/file; touch /x; \
          stat -c '%u:%g %a %h %Y' /data/file; stat -c '%u:%g %a' /data /empty /plain; \
@@ -117,18 +118,18 @@ pub async fn creates_volumes_declared_by_an_image(node: &TestNode) {
     let (_, said) = pod.finish(&config).await;
     assert!(said.starts_with(expected) && said.ends_with("written\n"), "{said}");
     assert!(!host.join("new").exists());
-    // Another container begins anew, with all that belongs to a file.
+    // Another container gets a new copy, with all metadata.
     let id = pod.start(&image_config("ls /data; echo changed >/data/file; sleep 1000")).await;
     pod.exec(&id, "until test changed = \"$(cat /data/file)\"; do sleep 0.01; done").await;
     let volumes = volumes_dir(node, &pod, &id);
     assert!(!data_volume(&volumes).join("new").exists());
     let mut value = [0; 8];
-    // Where the file system has such attributes the image's file has it, too.
+    // If the filesystem supports user xattrs, the copy has them, too.
     if let Ok(length) = rustix::fs::getxattr(data_volume(&volumes).join("file"), "user.mark", &mut value[..])
     {
         assert_eq!(&value[..length], b"yes");
     }
-    // They go with the container.
+    // The volumes are deleted with the container.
     node.runtime.remove_container(&id).await.unwrap();
     assert!(!volumes.exists() && !volumes.parent().unwrap().exists());
 }
@@ -141,11 +142,11 @@ pub async fn volume_symlinks_stay_inside_the_image(node: &TestNode) {
     let (_, said, _) = pod.exec(&id, "cat /elsewhere/inner; ls -d /made").await;
     assert_eq!(said, "inner\n/made\n");
     assert!(!Path::new("/made").exists());
-    // What is not a directory cannot be one.
+    // A volume cannot be mounted on a file.
     node.runtime.remove_container(&id).await.unwrap();
     for (path, why) in [
-        ("/bin/busybox", "cannot make the image's volume \"/bin/busybox\": not a directory"),
-        ("/", "the image wants \"/\" to be a volume, which would hide all of it"),
+        ("/bin/busybox", "cannot create the image's volume \"/bin/busybox\": not a directory"),
+        ("/", "the image declares the volume \"/\", which would hide its whole filesystem"),
     ] {
         let process = format!(r#"{{"Volumes":{{{path:?}:{{}}}}}}"#);
         let mut layer = Layer(tar::Builder::new(Vec::new()));
@@ -169,7 +170,7 @@ pub async fn volume_owners_are_mapped_for_user_namespaces(node: &TestNode) {
     let text = "stat -c '%u:%g' /data /data/file /empty /data/deep/inner; touch /data/mine /empty/mine; \
         stat -c '%u:%g' /data/mine /empty/mine";
     assert_eq!(pod.finish(&image_config(text)).await, (0, "5:6\n33:44\n0:0\n0:0\n0:0\n0:0\n".into()));
-    // Outside they are nobody.
+    // On the host the owners are the mapped ones.
     let id = pod.start(&image_config("sleep 1000")).await;
     let found = std::fs::metadata(data_volume(&volumes_dir(node, &pod, &id)).join("file")).unwrap();
     assert_eq!((found.uid(), found.gid()), (users::FIRST + 33, users::FIRST + 44));

@@ -1,4 +1,4 @@
-//! A node for tests, and a way to count what pods leave behind.
+//! A node for tests, and counters of what pods leave behind.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,16 +17,16 @@ const DEADLINE: Duration = Duration::from_secs(60);
 pub struct TestNode {
     pub dir: tempfile::TempDir,
     pub embedded: Embedded,
-    /// The same, or the same over its socket.
+    /// `embedded`, directly or over its socket.
     pub runtime: Arc<dyn Runtime>,
     over_socket: bool,
-    /// Those who serve sockets.
+    /// The tasks that serve the socket.
     servers: Mutex<Vec<tokio::task::JoinHandle<()>>>,
 }
 
 /// Runs the tests, each on a node of its own, and checks that nothing is left of its pods.
 ///
-/// On a host of the second version of cgroups that has no controllers, `unified`, those that need one are left out.
+/// With `unified`, on a v2 hierarchy without controllers, tests that need a controller are skipped.
 pub async fn run(only: Option<&str>, unified: bool) {
     const NEED_CONTROLLERS: [&str; 4] = [
         "life::enforces_resource_limits",
@@ -155,7 +155,7 @@ impl TestNode {
         node
     }
 
-    /// Another skiff on the same data.
+    /// Opens the runtime again on the same data, as after a restart of skiff.
     pub async fn reopen(&self) -> Arc<dyn Runtime> {
         self.offered(open(self.dir.path()).await).await
     }
@@ -164,7 +164,7 @@ impl TestNode {
         self.dir.path().join("cri.sock")
     }
 
-    /// The runtime as it is, or as a client of its socket has it.
+    /// The runtime itself, or a client of its socket.
     async fn offered(&self, embedded: Embedded) -> Arc<dyn Runtime> {
         if !self.over_socket {
             return Arc::new(embedded);
@@ -195,7 +195,7 @@ impl TestNode {
 
     /// Removes all pods.
     pub async fn remove_all_pods(&self) {
-        // The first one serves what follows.
+        // The first server is still needed below.
         self.servers.lock().unwrap().iter().skip(1).for_each(|task| task.abort());
         for pod in self.runtime.sandboxes(&[]).await.expect("pods") {
             self.runtime.remove_sandbox(&pod.id).await.unwrap_or_else(|error| panic!("{error}"));
@@ -205,7 +205,7 @@ impl TestNode {
     }
 }
 
-/// A pod of this name with its logs below a directory.
+/// The configuration of a pod with its logs below a directory.
 pub fn pod_config(dir: &Path, name: &str) -> PodSandboxConfig {
     let options = NamespaceOption { pid: NamespaceMode::Container.into(), ..NamespaceOption::default() };
     PodSandboxConfig {
@@ -231,7 +231,7 @@ pub fn pod_config(dir: &Path, name: &str) -> PodSandboxConfig {
     }
 }
 
-/// What a test that failed leaves must not outlive it.
+/// Cleans up after a failed test.
 impl Drop for TestNode {
     fn drop(&mut self) {
         testkit::cleanup_node(self.dir.path(), &self.dir.path().join("pods"));
@@ -264,13 +264,13 @@ pub async fn open(dir: &Path) -> Embedded {
     open_with(dir, program()).await
 }
 
-/// What pods are supervised by: `SKIFF_BIN`, such as a release, or else this program.
+/// The program that runs as supervisor: `SKIFF_BIN`, such as a release, or this program.
 pub fn program() -> PathBuf {
     let named = std::env::var_os("SKIFF_BIN").map(PathBuf::from);
     named.unwrap_or_else(|| std::env::current_exe().expect("this program"))
 }
 
-/// The same with pods supervised by a program at another place.
+/// Like [`open`], with another program as supervisor.
 pub async fn open_with(dir: &Path, program: PathBuf) -> Embedded {
     let config = Config {
         root: dir.join("runtime"),
@@ -295,7 +295,7 @@ pub struct TestPod<'a> {
     pub config: PodSandboxConfig,
 }
 
-/// What every container of the kubelet's has.
+/// The security context of containers that the kubelet creates by default.
 pub fn security() -> LinuxContainerSecurityContext {
     let paths = |list: &[&str]| list.iter().map(|path| (*path).to_owned()).collect();
     LinuxContainerSecurityContext {
@@ -341,7 +341,7 @@ pub fn with(security: LinuxContainerSecurityContext, text: &str) -> ContainerCon
 
 impl TestPod<'_> {
     pub async fn create(&self, config: &ContainerConfig) -> String {
-        // No two of a pod may have the same name and number.
+        // The name and attempt of a container must be unique in its pod.
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let mut config = config.clone();
         config.metadata.get_or_insert_default().attempt = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -355,7 +355,7 @@ impl TestPod<'_> {
         id
     }
 
-    /// Runs a container to its end; answers exit code and what it said.
+    /// Runs a container until it exits; returns exit code and log.
     pub async fn finish(&self, config: &ContainerConfig) -> (i32, String) {
         let _ = std::fs::remove_file(self.node.logs().join(&config.log_path));
         let id = self.start(config).await;
@@ -365,13 +365,25 @@ impl TestPod<'_> {
         (status.exit_code, output)
     }
 
-    /// A log without times, streams and tags.
+    /// The text of a log without timestamps, streams and tags.
     pub fn log_output(&self, log: &str) -> String {
         let text = std::fs::read_to_string(self.node.logs().join(log)).unwrap_or_default();
         text.lines().map(|line| line.splitn(4, ' ').nth(3).unwrap_or_default().to_owned() + "\n").collect()
     }
 
-    /// A command in a container: exit code, stdout, stderr.
+    /// The log once it is as expected, or as it is at the deadline.
+    pub async fn wait_for_log(&self, log: &str, expected: &str) -> String {
+        let started = Instant::now();
+        loop {
+            let output = self.log_output(log);
+            if output == expected || started.elapsed() > DEADLINE {
+                return output;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Runs a command in a container: exit code, stdout, stderr.
     pub async fn exec(&self, id: &str, command: &str) -> (i32, String, String) {
         let command = ["sh", "-c", command].map(str::to_owned);
         let done = self.node.runtime.exec_sync(id, &command, DEADLINE).await;
@@ -388,27 +400,32 @@ pub async fn wait_exited(runtime: &Arc<dyn Runtime>, id: &str) -> ContainerStatu
         if status.state() == ContainerState::Exited {
             return status;
         }
-        assert!(started.elapsed() < DEADLINE, "the container goes on: {status:?}");
+        assert!(started.elapsed() < DEADLINE, "the container is still running: {status:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// Waits until nothing is left that was not there before: connections to pods are closed by tasks that end on their own.
+/// Waits until the resources are back at the initial counts: connections to pods are closed by tasks of
+/// their own.
 async fn wait_for_baseline(before: &BTreeMap<&'static str, usize>, dir: &Path, name: &str) {
     let started = Instant::now();
     loop {
         let mut after = host_resource_counts(dir);
-        // The bridge comes with the first pod and stays.
+        // The bridge is created with the first pod and stays.
         after.insert("links", after["links"].saturating_sub(1));
         if after.iter().all(|(trace, count)| *count <= before[trace]) {
             return;
         }
-        assert!(started.elapsed() < DEADLINE, "{name} leaves something behind: {before:?} became {after:?}");
+        if started.elapsed() > DEADLINE {
+            let links = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+            let files: Vec<_> = links.filter_map(|link| std::fs::read_link(link.path()).ok()).collect();
+            panic!("{name} leaks resources: {before:?} became {after:?}, open files: {files:?}");
+        }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// What pods may leave behind on a host, counted.
+/// Counts what pods may leave behind on a host.
 pub fn host_resource_counts(dir: &Path) -> BTreeMap<&'static str, usize> {
     let lines = |path: &str| std::fs::read_to_string(path).unwrap_or_default().lines().count();
     BTreeMap::from([

@@ -1,4 +1,4 @@
-//! How pods and containers live and end.
+//! The lifecycle of pods and containers.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, Instant};
@@ -25,8 +25,8 @@ pub async fn run_and_remove_a_pod(node: &TestNode) {
         pod.exec(&id, "hostname; cat /etc/hostname /etc/resolv.conf; echo $$; echo $HOME").await;
     assert_eq!(seen.lines().take(3).collect::<Vec<_>>(), ["one", "one", "nameserver 10.43.0.10"]);
     let hosts = std::fs::read_to_string("/etc/hosts").unwrap();
-    assert_eq!(pod.exec(&id, "cat /etc/hosts").await.1, hosts, "nobody has given the pod one of its own");
-    // What every container has mounted needs no changes in any of them.
+    assert_eq!(pod.exec(&id, "cat /etc/hosts").await.1, hosts, "the pod has no hosts file of its own");
+    // The default mounts of a container need no entries in its writable layer.
     let upper = node.dir.path().join("runtime/pods").join(&pod.id).join(&id).join("upper");
     assert_eq!(std::fs::read_dir(&upper).unwrap().count(), 0, "{}", upper.display());
     let stats = node.runtime.stats().await.unwrap();
@@ -60,7 +60,7 @@ pub async fn containers_share_pod_namespaces(node: &TestNode) {
     assert_eq!(seen, "hi\nshared\n");
     assert_eq!(pod.exec(&first, "until test -e /mine; do :; done").await.0, 0);
     assert_eq!(pod.exec(&second, "test -e /mine").await.0, 1);
-    // Each sees its own processes only.
+    // Each container sees only its own processes.
     assert_eq!(pod.exec(&second, "cat /proc/1/cmdline").await.1, "sleep\x001000\x00");
 
     let mut config = node.pod_config("pids");
@@ -75,7 +75,7 @@ pub async fn containers_share_pod_namespaces(node: &TestNode) {
     let (_, seen, _) = pod.exec(&two, "ps").await;
     assert!(seen.contains("sleep 1001") && seen.contains("sleep 1002"), "{seen}");
     node.runtime.stop_container(&one, Duration::ZERO).await.unwrap();
-    // What is killed takes a moment.
+    // A killed process takes a moment to exit.
     let (_, seen, _) = pod.exec(&two, "while ps | grep -q '[s]leep 1001'; do :; done; ps").await;
     assert!(seen.contains("sleep 1002"), "{seen}");
 }
@@ -85,7 +85,7 @@ pub async fn environment_keeps_its_order(node: &TestNode) {
     let mut config = script("env");
     config.envs = ["Z", "M", "A"].map(|key| KeyValue { key: key.into(), value: "1".into() }).into();
     let names = |text: &str| -> Vec<String> {
-        // What the shell adds is not the runtime's.
+        // The shell adds these variables.
         let names = text.lines().filter_map(|line| line.split('=').next());
         names.filter(|name| !["SHLVL", "PWD", "OLDPWD"].contains(name)).map(str::to_owned).collect()
     };
@@ -97,11 +97,11 @@ pub async fn environment_keeps_its_order(node: &TestNode) {
     let id = pod.start(&config).await;
     let output = node.runtime.exec_sync(&id, &["env".to_owned()], Duration::from_secs(30)).await.unwrap();
     assert_eq!(names(&String::from_utf8_lossy(&output.stdout)), expected);
-    // The program begins with the signals of a new process.
+    // A program starts with the signal dispositions of a new process.
     let (_, signals, _) = pod.exec(&id, "grep -E '^Sig(Blk|Ign)' /proc/self/status").await;
     let ignored = signals.lines().find_map(|line| line.strip_prefix("SigIgn:\t")).unwrap();
     assert!(signals.starts_with("SigBlk:\t0000000000000000\n"), "{signals}");
-    // SIGPIPE, which this program ignores itself.
+    // SIGPIPE, which this program itself ignores.
     assert_eq!(u64::from_str_radix(ignored, 16).unwrap() & 1 << 12, 0, "{signals}");
 }
 
@@ -122,16 +122,16 @@ pub async fn start_failure_reports_the_reason(node: &TestNode) {
         assert_eq!(status.message, expected);
     }
     let mut config = script("true");
-    config.linux.as_mut().unwrap().security_context.as_mut().unwrap().run_as_username = "nobody-here".into();
+    config.linux.as_mut().unwrap().security_context.as_mut().unwrap().run_as_username = "missing-user".into();
     let id = pod.create(&config).await;
     let error = node.runtime.start_container(&id).await.unwrap_err().message();
     assert!(
-        error.ends_with("unable to find user nobody-here: no matching entries in passwd file"),
+        error.ends_with("unable to find user missing-user: no matching entries in passwd file"),
         "{error}"
     );
     let missing = ContainerConfig {
         image: Some(ImageSpec { image: "nosuch:1".into(), ..Default::default() }),
-        // Unlike those that were made so far, whatever number they have.
+        // A name that differs from those of the other containers.
         metadata: Some(ContainerMetadata { name: "missing".into(), attempt: 0 }),
         ..script("")
     };
@@ -148,7 +148,7 @@ pub async fn start_failure_reports_the_reason(node: &TestNode) {
     let sleep = ["sleep", "4711"].map(str::to_owned);
     let error = node.runtime.exec_sync(&id, &sleep, Duration::from_millis(100)).await.unwrap_err();
     assert!(matches!(error, Error::Rejected { code: ErrorCode::Timeout, .. }), "{error}");
-    // The command that took too long is gone.
+    // The command that timed out was killed.
     let (_, seen, _) = pod.exec(&id, "while ps | grep -q 'sleep [4]711'; do :; done; echo gone").await;
     assert_eq!(seen, "gone\n");
     let bad = PodSandboxConfig {
@@ -172,7 +172,7 @@ pub async fn start_failure_reports_the_reason(node: &TestNode) {
     assert!(error.message().contains(expected), "{error}");
 }
 
-/// A pod is removed while commands in it come to their end.
+/// A pod is removed while commands in it are exiting.
 pub async fn remove_a_pod_with_running_commands(node: &TestNode) {
     for round in 0..10 {
         let pod = node.pod(&format!("busy{round}")).await;
@@ -198,8 +198,8 @@ pub async fn container_processes_are_in_its_cgroup(node: &TestNode) {
     let pod = node.pod("counted").await;
     let id = pod.start(&script("cat /proc/self/cgroup; exec sleep 1000")).await;
     let (_, command, _) = pod.exec(&id, "cat /proc/self/cgroup").await;
-    // A container sees its own group as the root of all; those of no controller are not used in the first version.
-    let first = pod.log_output("main.log");
+    // A container sees its own cgroup as the root. Hierarchies without a controller are not used on v1.
+    let first = pod.wait_for_log("main.log", &command).await;
     assert_eq!(command, first);
     let is_v2 = sys::cgroup::Cgroups::of_host().unwrap().is_v2();
     let used = if is_v2 { "0:" } else { "memory" };
@@ -207,7 +207,7 @@ pub async fn container_processes_are_in_its_cgroup(node: &TestNode) {
     assert!(matches!(found[..], [line] if line.ends_with(":/")), "{first}");
 }
 
-/// In the first version of cgroups no group may have a quota above that of the one it is in.
+/// On cgroup v1, no group may have a quota above that of its parent.
 pub async fn pod_quota_can_drop_below_an_exited_container(node: &TestNode) {
     let cgroups = sys::cgroup::Cgroups::of_host().unwrap();
     let pod = node.pod("groups").await;
@@ -229,10 +229,10 @@ pub async fn pod_quota_can_drop_below_an_exited_container(node: &TestNode) {
     limit(20_000).unwrap();
 }
 
-/// A container among the processes of another one has its end asked for by the supervisor alone, and the other one's first
-/// process waits for that.
+/// Only the supervisor reaps a container in another container's PID namespace, and the exit of that
+/// namespace's first process waits for it.
 pub async fn remove_a_pod_with_a_shared_process_namespace(node: &TestNode) {
-    // Which of the two comes first in the supervisor's order is left to chance.
+    // Which of the two the supervisor waits for first depends on their random IDs.
     for number in 0..6 {
         let pod = node.pod(&format!("looked-into-{number}")).await;
         let target_id = pod.start(&script("exec sleep 1000")).await;
@@ -257,15 +257,15 @@ pub async fn startup_does_not_wait_for_a_silent_supervisor(node: &TestNode) {
     let (of_silent, of_other) = (state(&silent.id).await, state(&other.id).await);
     rustix::process::kill_process(supervisor, rustix::process::Signal::CONT).unwrap();
     assert_eq!((of_silent, of_other), (PodSandboxState::NotReady, PodSandboxState::Ready));
-    // It is listened to still.
+    // The supervisor is still followed.
     let started = Instant::now();
     while state(&silent.id).await != PodSandboxState::Ready {
-        assert!(started.elapsed() < Duration::from_secs(30), "nobody listens to it");
+        assert!(started.elapsed() < Duration::from_secs(30), "the supervisor is not followed");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// In the second version of cgroups a group that hands something down to others has no processes of its own.
+/// On cgroup v2, a group with controllers enabled for its children has no processes of its own.
 pub async fn exec_runs_in_nested_cgroups(node: &TestNode) {
     let controllers = match sys::cgroup::Cgroups::of_host().unwrap() {
         sys::cgroup::Cgroups::V2 { root } => {
@@ -274,7 +274,7 @@ pub async fn exec_runs_in_nested_cgroups(node: &TestNode) {
         sys::cgroup::Cgroups::V1 { .. } => String::new(),
     };
     let Some(controller) = controllers.split_whitespace().next() else {
-        return println!("skipped: no controller of the second version");
+        return println!("skipped: no cgroup v2 controller");
     };
     let pod = node.pod("nested").await;
     let mut security = security();
@@ -288,7 +288,7 @@ pub async fn exec_runs_in_nested_cgroups(node: &TestNode) {
     while pod.log_output("main.log") != "nested\n" {
         assert!(
             started.elapsed() < Duration::from_secs(30),
-            "it has no groups: {}",
+            "no nested cgroup was created: {}",
             pod.log_output("main.log")
         );
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -315,7 +315,10 @@ pub async fn pod_exits_with_its_pause_process(node: &TestNode) {
     rustix::process::kill_process(pause_process, rustix::process::Signal::KILL).unwrap();
     let started = Instant::now();
     while node.runtime.sandbox_status(&pod.id).await.unwrap().state() == PodSandboxState::Ready {
-        assert!(started.elapsed() < Duration::from_secs(30), "the pod goes on without its keeper");
+        assert!(
+            started.elapsed() < Duration::from_secs(30),
+            "the pod is still running without its pause process"
+        );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -328,7 +331,7 @@ pub async fn passes_streams_and_signals(node: &TestNode) {
     let (code, output) = pod.finish(&script("echo -n no end of line")).await;
     assert_eq!((code, output.as_str()), (0, "no end of line\n"));
     let (code, _) = pod.finish(&script("kill -9 $$; sleep 10")).await;
-    // The first process of a namespace is spared what it sends itself.
+    // The first process of a PID namespace is not killed by its own signals.
     assert!(code == 137 || code == 0, "{code}");
     let tty = ContainerConfig {
         tty: true,
@@ -338,7 +341,7 @@ pub async fn passes_streams_and_signals(node: &TestNode) {
     let (code, output) = pod.finish(&tty).await;
     assert_eq!((code, output.replace('\r', "").as_str()), (0, "/dev/pts/0\na terminal\nc\n"));
     let id = pod.start(&script("while true; do echo tick; sleep 0.02; done")).await;
-    // Of a command that says too much the beginning is kept, and it comes to its end all the same.
+    // Of excessive output the first part is kept, and the command still runs to its end.
     let (code, output, _) = pod.exec(&id, "head -c 20000000 /dev/zero; exit 3").await;
     assert_eq!((code, output.len()), (3, (8 << 20) - (1 << 10)));
     let log = node.logs().join("main.log");
@@ -374,7 +377,7 @@ pub async fn enforces_resource_limits(node: &TestNode) {
     assert_eq!(pod.exec(&id, group).await.1, "33554432\n");
     let more =
         LinuxContainerResources { memory_limit_in_bytes: 64 << 20, ..LinuxContainerResources::default() };
-    // Without swap of its own there is none left to use.
+    // Without a swap limit of its own, no swap may be used.
     let swap = node.runtime.stats().await.unwrap()[0].swap.clone();
     let left = swap.and_then(|swap| Some((swap.swap_usage_bytes?.value, swap.swap_available_bytes?.value)));
     assert!(left.is_none_or(|left| left == (0, 0)), "{left:?}");
@@ -386,7 +389,7 @@ pub async fn enforces_resource_limits(node: &TestNode) {
     assert_eq!(fields(before), (32 << 20, 512, 50_000, 900));
     node.runtime.update_resources(&id, &more).await.unwrap();
     assert_eq!(pod.exec(&id, group).await.1, "67108864\n");
-    // What was not changed stays as it was, and a later skiff knows both.
+    // Fields that were not updated keep their value, and the runtime reports both after a restart.
     let after = node.runtime.container_status(&id).await.unwrap();
     assert_eq!(fields(after), (64 << 20, 512, 50_000, 900));
     let later = node.reopen().await;
@@ -398,7 +401,7 @@ pub async fn running_pods_are_known_after_restart(node: &TestNode) {
     let id =
         pod.start(&script("echo $$ >/tmp/it; while ! test -e /tmp/go; do sleep 0.01; done; exit 4")).await;
     let later = node.reopen().await;
-    // Its user is known from the pod, not from what this skiff has asked for.
+    // The user is reported by the supervisor, so it survives the restart.
     let user = later.container_status(&id).await.unwrap().user.unwrap().linux.unwrap();
     assert_eq!((user.uid, user.gid, user.supplemental_groups), (0, 0, vec![0]));
     let status = later.sandbox_status(&pod.id).await.unwrap();
@@ -407,16 +410,17 @@ pub async fn running_pods_are_known_after_restart(node: &TestNode) {
     let look = ["sh", "-c", "until grep . /tmp/it 2>/dev/null; do :; done"].map(str::to_owned);
     let output = later.exec_sync(&id, &look, Duration::from_secs(60)).await.unwrap();
     assert_eq!(output.stdout, b"1\n");
-    // An address that is in use is not given out again.
+    // An address that is in use is not allocated again.
     let other = later.run_sandbox(&node.pod_config("other"), "").await.unwrap();
     assert_eq!(later.sandbox_status(&other).await.unwrap().network.unwrap().ip, "10.88.0.3");
     later.remove_sandbox(&other).await.unwrap();
     later.exec_sync(&id, &["touch", "/tmp/go"].map(str::to_owned), Duration::from_secs(9)).await.unwrap();
     assert_eq!(wait_exited(&later, &id).await.exit_code, 4);
-    // It ended while nobody looked.
+    // It exited while no runtime was running.
     let third = node.reopen().await;
     assert_eq!(third.container_status(&id).await.unwrap().exit_code, 4);
-    // Where one has ended its address is another's, also after a restart and when the first is removed.
+    // The address of a stopped pod is allocated again, also after a restart and when the stopped pod is
+    // removed.
     third.stop_sandbox(&pod.id).await.unwrap();
     let fourth = node.reopen().await;
     let new_pod = fourth.run_sandbox(&node.pod_config("heir"), "").await.unwrap();
@@ -430,7 +434,7 @@ pub async fn running_pods_are_known_after_restart(node: &TestNode) {
     }
 }
 
-/// An upgrade: the program's file is another one, and containers do not notice.
+/// An upgrade replaces the program's file. Running containers are not affected.
 pub async fn upgrade_keeps_running_containers(node: &TestNode) {
     let program = node.dir.path().join("program");
     let install = || {
@@ -460,7 +464,7 @@ pub async fn upgrade_keeps_running_containers(node: &TestNode) {
     assert_eq!(runs(&before[0]), was);
     let output = new.exec_sync(&id, &["echo".to_owned(), "here".to_owned()], Duration::from_secs(60)).await;
     assert_eq!(output.unwrap().stdout, b"here\n");
-    // Pods that come now are the new one's.
+    // New pods use the new program.
     let other = new.run_sandbox(&node.pod_config("after"), "").await.unwrap();
     let now = supervisors(node.dir.path());
     let later = now.iter().find(|pid| !before.contains(pid)).unwrap();
@@ -501,7 +505,7 @@ pub async fn applies_user_and_working_directory(node: &TestNode) {
         "{output}"
     );
     assert!(output.contains("again\n"), "{output}");
-    // CRI tells who that is, and of nobody as long as it has not begun.
+    // CRI reports the user, but not before the container has started.
     let id = pod.create(&config).await;
     assert_eq!(node.runtime.container_status(&id).await.unwrap().user, None);
     node.runtime.start_container(&id).await.unwrap();
@@ -552,7 +556,7 @@ pub async fn mounts_volumes_with_propagation(node: &TestNode) {
     assert_eq!(std::fs::read_to_string(host.join("new")).unwrap(), "x\n");
 }
 
-/// What each pod costs beside its containers: what its supervisor has for itself, the program's own pages aside.
+/// The memory that each pod needs for its supervisor, without the pages of the program.
 pub async fn supervisor_memory_is_small(node: &TestNode) {
     const MAX_PRIVATE_KIB: u64 = 400;
     let pod = node.pod("small").await;
@@ -576,12 +580,12 @@ pub async fn supervisor_memory_is_small(node: &TestNode) {
     assert!(own > 0 && own < MAX_PRIVATE_KIB, "{own} kB\n{text}");
 }
 
-/// Whoever takes all of skiff's data away at once, skiff running or not, ends the pods with it.
+/// Deleting skiff's data directory stops the pods, whether skiff is running or not.
 pub async fn pod_exits_when_its_directory_is_deleted(node: &TestNode) {
     let until = async |what: &str, done: &dyn Fn() -> bool| {
         let started = std::time::Instant::now();
         while !done() {
-            assert!(started.elapsed() < Duration::from_secs(60), "not in time: {what}");
+            assert!(started.elapsed() < Duration::from_secs(60), "timed out: {what}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -603,14 +607,14 @@ pub async fn pod_exits_when_its_directory_is_deleted(node: &TestNode) {
         let id = pod.start(&with(own, "trap '' TERM; sleep 1000 & sleep 1000 & wait")).await;
         assert_eq!((supervisors(node.dir.path()).is_empty(), links()), (false, 1));
         std::fs::remove_dir_all(pods.join(&pod.id)).unwrap();
-        until("the supervisor is gone", &|| supervisors(node.dir.path()).is_empty()).await;
+        until("the supervisor has exited", &|| supervisors(node.dir.path()).is_empty()).await;
         assert_eq!(links(), 0);
-        assert!(!is_there(&group(name)), "the groups of the pod are gone");
-        // Skiff has noticed, and makes nothing of it.
+        assert!(!is_there(&group(name)), "the cgroups of the pod are removed");
+        // The running runtime notices it and continues.
         assert_eq!(wait_exited(&node.runtime, &id).await.exit_code, 137);
         node.runtime.remove_sandbox(&pod.id).await.unwrap();
     }
-    // A container whose directory is gone ends alone.
+    // If only the directory of a container is deleted, only that container stops.
     let pod = node.pod("half").await;
     let [first, second] = [pod.start(&script("sleep 1000")).await, pod.start(&script("sleep 1000")).await];
     std::fs::remove_dir_all(pods.join(&pod.id).join(&first)).unwrap();
@@ -632,7 +636,7 @@ pub async fn supervisor_terminates_containers_on_sigterm(node: &TestNode) {
     let started = Instant::now();
     let cgroups = sys::cgroup::Cgroups::of_host().unwrap();
     for pid in supervisors(node.dir.path()) {
-        // Where there is one tree, so that they are none of the service's processes.
+        // On cgroup v2, supervisors are not in the cgroup of skiff's service.
         let group = cgroups.of_process(pid.as_raw_nonzero().get());
         assert!(group.is_none_or(|group| group == runtime::embedded::SUPERVISORS_CGROUP));
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();

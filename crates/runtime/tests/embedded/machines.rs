@@ -1,11 +1,11 @@
-//! Programs of other machines that this one runs, under filters of system calls.
+//! Executables of other architectures that the kernel also runs, under seccomp filters.
 
 use runtime::cri::*;
 
 use crate::kit::{TestNode, security, with};
 
-/// A program for 32 bits: says something, makes a call that the default profile refuses (and the kernel does not know in
-/// this form), and ends with the error it got.
+/// A 32-bit executable: prints a message, makes a syscall that the default profile denies (and that the
+/// kernel does not accept in this form), and exits with its errno.
 #[cfg(target_arch = "x86_64")]
 fn elf_program() -> Vec<u8> {
     const LOAD_ADDRESS: u32 = 0x0804_8000;
@@ -36,7 +36,7 @@ fn elf_program() -> Vec<u8> {
 
 #[cfg(not(target_arch = "x86_64"))]
 pub async fn programs_for_32_bits(_: &TestNode) {
-    println!("skipped: the program of this test is for another machine");
+    println!("skipped: the executable of this test is for another architecture");
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -49,7 +49,7 @@ pub async fn runs_a_32_bit_executable(node: &TestNode) {
     std::fs::write(place.join("old"), elf_program()).unwrap();
     std::fs::set_permissions(place.join("old"), std::fs::Permissions::from_mode(0o755)).unwrap();
     if std::process::Command::new(place.join("old")).output().is_err() {
-        return println!("skipped: this kernel has no programs for 32 bits");
+        return println!("skipped: this kernel does not run executables with 32 bits");
     }
     let profiles = node.dir.path().join("seccomp");
     std::fs::create_dir_all(&profiles).unwrap();

@@ -1,4 +1,4 @@
-//! Networks that the administrator has set up, with CNI's real programs, and limits on what pods send.
+//! Networks configured by the administrator with real CNI plugins, and bandwidth limits of pods.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::kit::{TestNode, script};
 use crate::socket::CriClient;
 
-/// A program of CNI's that writes down what it is given and passes on what it was told.
+/// A CNI plugin that records its input and delegates to the real plugin.
 const RECORDER_PLUGIN: &str = r#"#!/bin/sh
 input=$(cat)
 printf '%s %s\n' "$CNI_COMMAND" "$input" >>"$(dirname "$0")/log"
@@ -58,7 +58,7 @@ pub async fn uses_the_configured_cni_network(node: &TestNode) {
     assert_eq!(capabilities["bandwidth"]["ingressRate"], 10_000_000);
     assert_eq!(cni_request["prevResult"]["ips"][0]["address"], "10.99.0.2/24");
 
-    // Whoever asks for details has it checked: the address is taken away, which is noticed.
+    // Verbose status runs CNI's CHECK, which notices that the address was deleted.
     let mut client = CriClient::connect(node);
     let mut checked = async || {
         let request = PodSandboxStatusRequest { pod_sandbox_id: pod.id.clone(), verbose: true };
@@ -66,7 +66,7 @@ pub async fn uses_the_configured_cni_network(node: &TestNode) {
         let info: Value = serde_json::from_str(&answer.info["info"]).unwrap();
         info["cniCheck"].as_str().unwrap().to_owned()
     };
-    assert_eq!(checked().await, "as it was made");
+    assert_eq!(checked().await, "ok");
     let request = ContainerStatusRequest { container_id: id.clone(), verbose: true };
     let answer: ContainerStatusResponse = CriClient::connect(node).get("ContainerStatus", request).await;
     let info: Value = serde_json::from_str(&answer.info["info"]).unwrap();
@@ -78,7 +78,8 @@ pub async fn uses_the_configured_cni_network(node: &TestNode) {
     let found = checked().await;
     assert!(found.contains("plugin type=\"bridge\" failed (check)"), "{found}");
 
-    // It is taken away as it was made, whatever has become of the configuration.
+    // The attachment is deleted with its recorded configuration, even if the configuration file is
+    // gone.
     std::fs::remove_file(conf.join("20-theirs.conflist")).unwrap();
     let later = node.reopen().await;
     assert_eq!(later.sandbox_status(&pod.id).await.unwrap().network.unwrap().ip, "10.99.0.2");
@@ -89,7 +90,7 @@ pub async fn uses_the_configured_cni_network(node: &TestNode) {
     let left: Vec<_> = left.iter().map(|entry| entry.file_name().into_string().unwrap()).collect();
     assert!(!left.iter().any(|name| name.starts_with("10.99")), "{left:?}");
 
-    // A program that is not there is named, and nothing is left.
+    // The error names a missing plugin, and nothing is left behind.
     std::fs::write(conf.join("30-bad.conf"), r#"{"name": "bad", "type": "nothing-there"}"#).unwrap();
     let error = node.runtime.run_sandbox(&node.pod_config("bad"), "").await.unwrap_err().message();
     assert!(
@@ -105,8 +106,8 @@ pub async fn uses_the_configured_cni_network(node: &TestNode) {
     let _ = podnet::detach("theirs0");
 }
 
-/// A program of CNI's that is all of a network, with settings of its own, and writes down how it was called. In the end it
-/// does what a file says.
+/// A CNI plugin that is a whole network, sets sysctls of its own and records its calls. At its end it
+/// runs the commands in a file.
 const FAKE_PLUGIN: &str = r#"#!/bin/sh
 here=$(dirname "$0")
 printf '%s %s\n' "$CNI_COMMAND" "$CNI_CONTAINERID" >>"$here/log"
@@ -120,7 +121,7 @@ ADD)
 esac
 "#;
 
-/// Makes that program the network, with what it does in the end; where it writes down how it was called.
+/// Configures that plugin as the network, with commands to run at its end. Returns the path of its log.
 fn install_fake_plugin(node: &TestNode, more: &str) -> PathBuf {
     let (conf, bin) = (node.dir.path().join("net.d"), node.dir.path().join("bin"));
     for place in [&conf, &bin] {
@@ -134,7 +135,7 @@ fn install_fake_plugin(node: &TestNode, more: &str) -> PathBuf {
     bin.join("log")
 }
 
-/// What a pod wants to be set comes after its network, and counts more than what that sets.
+/// The pod's sysctls are applied after its network is set up, and override those of the plugin.
 pub async fn pod_sysctls_override_plugin_settings(node: &TestNode) {
     let log = install_fake_plugin(node, "");
     let want = |config: &mut PodSandboxConfig, sysctls: &[(&str, &str)]| {
@@ -164,12 +165,12 @@ pub async fn pod_sysctls_override_plugin_settings(node: &TestNode) {
     assert!(log.lines().last().unwrap().starts_with("DEL "), "{log}");
 }
 
-/// Nothing is left of a network that was made for a pod which then cannot be.
+/// Nothing is left of the network of a pod whose creation fails.
 pub async fn failed_pod_leaves_no_network(node: &TestNode) {
-    // The pod cannot be written down any more.
+    // From then on the pod's record cannot be written.
     let log = install_fake_plugin(node, r#"mkdir "$here/../runtime/pods/$CNI_CONTAINERID/record.new""#);
     let error = node.runtime.run_sandbox(&node.pod_config("lost"), "").await.unwrap_err().message();
-    assert!(error.contains("cannot write the pod down"), "{error}");
+    assert!(error.contains("cannot write the pod record"), "{error}");
     let log = std::fs::read_to_string(log).unwrap();
     let calls: Vec<_> = log.lines().filter_map(|line| line.split_once(' ')).collect();
     assert!(matches!(calls[..], [("ADD", one), ("DEL", other)] if one == other), "{calls:?}");
@@ -189,7 +190,7 @@ pub async fn pod_has_ipv4_and_ipv6(node: &TestNode) {
     two.start(&script("while true; do echo hello | nc -l -p 8080; done")).await;
     for ip in [second.0, second.1, "10.88.0.1".to_owned(), "fd88::1".to_owned()] {
         let look = match ip.ends_with(".1") || ip.ends_with("::1") {
-            // This node itself, by the address pods know it by.
+            // This node itself, by the address that pods use.
             true => format!("ping -c 1 {ip}"),
             false => format!("until nc {ip} 8080 </dev/null 2>/dev/null | grep hello; do :; done"),
         };
@@ -225,7 +226,7 @@ pub async fn deleted_links_and_routes_are_created_again(node: &TestNode) {
     }
     let started = std::time::Instant::now();
     while !podnet::links("skiff0").unwrap().iter().any(|link| link == "skiff0") {
-        assert!(started.elapsed() < std::time::Duration::from_secs(10), "the bridge stays away");
+        assert!(started.elapsed() < std::time::Duration::from_secs(10), "the bridge is not created again");
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
 }
@@ -243,7 +244,7 @@ pub async fn limits_pod_bandwidth(node: &TestNode) {
     };
     let qdisc = tc(&["qdisc", "show", "dev", &link]);
     assert!(qdisc.contains("tbf") && qdisc.contains("rate 8Mbit"), "{qdisc}");
-    // What the pod gets takes its time: two megabytes at one a second.
+    // Receiving two megabytes at one per second takes time.
     let id = pod.start(&script("nc -l -p 9000 >/dev/null; echo got it; sleep 1000")).await;
     let ip = node.runtime.sandbox_status(&pod.id).await.unwrap().network.unwrap().ip;
     let (_, _, _) = pod.exec(&id, "until grep -q ':2328 ' /proc/net/tcp /proc/net/tcp6; do :; done").await;

@@ -1,4 +1,4 @@
-//! What CRI's other clients ask over the socket, in their own words.
+//! Calls of other CRI clients over the socket.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
@@ -67,7 +67,7 @@ pub async fn handles_calls_of_other_cri_clients(node: &TestNode) {
     let driver: RuntimeConfigResponse = client.get("RuntimeConfig", Empty {}).await;
     assert_eq!(driver.linux.unwrap().cgroup_driver, 1);
 
-    // By the beginning of an id, by state, by label.
+    // By ID prefix, state and label.
     let filter = |id: &str, state: Option<PodSandboxState>, label: &[&str]| ListPodSandboxRequest {
         filter: Some(PodSandboxFilter {
             id: id.to_owned(),
@@ -131,7 +131,7 @@ pub async fn handles_calls_of_other_cri_clients(node: &TestNode) {
     };
     client.get::<Empty>("UpdatePodSandboxResources", request).await;
 
-    // The address for streams is good for one connection.
+    // The URL of a stream is valid for one connection.
     let request = ExecRequest {
         container_id: id[..12].to_owned(),
         cmd: ["echo", "streamed"].map(str::to_owned).into(),
@@ -144,7 +144,7 @@ pub async fn handles_calls_of_other_cri_clients(node: &TestNode) {
     assert!(stream(&url).await.contains("404 Not Found"));
 }
 
-/// What a WebSocket client gets until it is hung up on.
+/// Everything that a WebSocket client receives until the connection is closed.
 async fn stream(url: &str) -> String {
     let (host, path) = url.strip_prefix("http://").unwrap().split_once('/').unwrap();
     let mut stream = TcpStream::connect(host).await.unwrap();
@@ -227,7 +227,7 @@ pub async fn rejects_invalid_requests(node: &TestNode) {
     assert_eq!(error.code(), tonic::Code::InvalidArgument, "{error}");
 }
 
-/// Somebody who heard nothing of the first time asks again.
+/// A client repeats a request after a timeout.
 pub async fn rejects_duplicate_names(node: &TestNode) {
     let pod = node.pod("one").await;
     let error = node.runtime.run_sandbox(&pod.config, "").await.unwrap_err().message();
@@ -241,7 +241,7 @@ pub async fn rejects_duplicate_names(node: &TestNode) {
     node.runtime.start_container(&id).await.unwrap();
     let error = node.runtime.start_container(&id).await.unwrap_err().message();
     assert!(error.contains("container is in CONTAINER_RUNNING state"), "{error}");
-    // What is removed can be made again; what has ended takes nothing new.
+    // A removed container can be created again; a stopped pod accepts no containers.
     node.runtime.remove_container(&id).await.unwrap();
     node.runtime.create_container(&pod.id, &config, &pod.config).await.unwrap();
     node.runtime.stop_sandbox(&pod.id).await.unwrap();
@@ -287,7 +287,7 @@ pub async fn rejects_conflicting_options(node: &TestNode) {
     assert!(error.contains("user group \"1002\" is specified without user"), "{error}");
 }
 
-/// Of a pod that nobody has a cgroup for, too; it has one of its own then, and goes with it.
+/// Also for a pod without a parent cgroup: it has one of its own, which is removed with it.
 pub async fn updates_limits_before_start(node: &TestNode) {
     let mut config = node.pod_config("early");
     config.linux.as_mut().unwrap().cgroup_parent = String::new();
@@ -305,5 +305,8 @@ pub async fn updates_limits_before_start(node: &TestNode) {
     let (_, output, _) = pod.exec(&id, "cat /etc/resolv.conf").await;
     assert_eq!(output, std::fs::read_to_string("/etc/resolv.conf").unwrap_or_default());
     node.runtime.remove_sandbox(&pod.id).await.unwrap();
-    assert!(cgroups.directories(&group).iter().all(|directory| !directory.exists()), "its group stays");
+    assert!(
+        cgroups.directories(&group).iter().all(|directory| !directory.exists()),
+        "its cgroup was not removed"
+    );
 }

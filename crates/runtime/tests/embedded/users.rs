@@ -1,4 +1,4 @@
-//! Pods whose users are others outside.
+//! Pods with user namespaces.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
@@ -39,7 +39,7 @@ fn mount(host: &std::path::Path, target: &str) -> Mount {
     }
 }
 
-/// Where the processes of a container are, and as whom.
+/// The host's UIDs of a container's processes.
 fn host_uids(pod: &TestPod<'_>, id: &str) -> Vec<String> {
     let parent = pod.config.linux.as_ref().unwrap().cgroup_parent.clone();
     let cgroups = sys::cgroup::Cgroups::of_host().unwrap();
@@ -74,11 +74,11 @@ pub async fn maps_container_root_to_another_host_user(node: &TestNode) {
         (code, output.as_str()),
         (0, format!("0\n 0 {FIRST} 65536\nmine\n{all}80\n1\nagain\n").as_str())
     );
-    // What it wrote is as it meant it, not whom it was outside.
+    // A file it wrote has the owner in the pod's mapping.
     let new = std::fs::metadata(host.join("new")).unwrap();
     assert_eq!((new.uid(), new.gid(), new.mode() & 0o777), (1234, 55, 0o640));
 
-    // Another user, a terminal, the network it may change.
+    // Another user, a terminal, and the pod's network, which its root may configure.
     let mut other_user = security();
     other_user.run_as_user = Some(Int64Value { value: 1000 });
     other_user.supplemental_groups = vec![77];
@@ -115,11 +115,11 @@ pub async fn exec_runs_in_the_user_namespace(node: &TestNode) {
     let lines: Vec<&str> = output.lines().collect();
     assert!(lines.len() == 3 && lines[0] == "0" && lines[1] != host, "{output}");
     assert_eq!(lines[2], format!(" 0 {FIRST} 65536"));
-    // What only the host's root may do, from a command.
+    // Operations that only root on the host may do, from a command.
     let (_, output, _) =
         pod.exec(&id, "(echo -1000 >/proc/self/oom_score_adj) 2>&1; kill -0 1 && echo alive").await;
     assert!(output.contains("ermission denied") && output.contains("alive"), "{output}");
-    // A second skiff's commands are inside too.
+    // Commands of a second skiff run in the user namespace, too.
     let later = node.reopen().await;
     let output = later
         .exec_sync(&id, &["cat", "/proc/self/uid_map"].map(str::to_owned), std::time::Duration::from_secs(60))
@@ -138,15 +138,15 @@ pub async fn container_root_has_no_host_privileges(node: &TestNode) {
         'chown 0 /secret' 'dmesg' 'nice -n -5 true && nsenter -t 1 -m umount /proc/sys'; do \
         sh -c \"$one\" >/dev/null 2>&1 && echo \"$one\"; done; mount -t tmpfs none /tmp && echo own mounts; hostname other && hostname";
     let mut config = with(privileged_security(), script);
-    // As it is on the host, for nobody.
+    // Without mappings the files have their owners on the host, which are not mapped in the pod.
     config.mounts =
         vec![Mount { uid_mappings: Vec::new(), gid_mappings: Vec::new(), ..mount(&secret, "/secret") }];
     let (_, output) = pod.finish(&config).await;
     assert_eq!(output, "own mounts\nother\n");
 }
 
-/// `procMount: Unmasked`: containers within a pod may have a `/proc` of their own, which the kernel allows to those who
-/// see all of theirs.
+/// `procMount: Unmasked`: containers in a pod may mount a `/proc` of their own, which the kernel allows
+/// only if theirs is completely visible.
 pub async fn mounts_proc_with_all_paths_visible(node: &TestNode) {
     let pod = pod(node, "unmasked", |_| {}).await;
     let script = "unshare -m -p -f sh -c 'mount -t proc proc /tmp && readlink /tmp/self' 2>/dev/null || echo no; \
@@ -183,7 +183,7 @@ pub async fn mapping_failure_reports_the_reason(node: &TestNode) {
     security.namespace_options.as_mut().unwrap().userns_options =
         Some(UserNamespace { mode: NamespaceMode::Pod.into(), uids: root.clone(), gids: root });
     let error = node.runtime.run_sandbox(&wrong, "").await.unwrap_err().message();
-    assert!(error.contains("root of the pod must be mapped to somebody else outside"), "{error}");
+    assert!(error.contains("root of the pod must not be mapped to root of the host"), "{error}");
     let features = node.runtime.status().await.unwrap().runtime_handlers[0].features.clone().unwrap();
     assert!(features.user_namespaces);
 }

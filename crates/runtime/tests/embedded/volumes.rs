@@ -1,4 +1,4 @@
-//! Images as volumes, mounts in volumes, and what the kernel's security modules are asked for.
+//! Image volumes, mounts inside volumes, and security modules.
 
 use std::path::Path;
 
@@ -28,13 +28,13 @@ fn import(node: &TestNode) {
 pub async fn mounts_an_image_as_volume(node: &TestNode) {
     import(node);
     let pod = node.pod("images").await;
-    // By one stream, since the lines of two come in any order.
+    // A single stream, since the order of lines of two streams is undefined.
     let look = "exec 2>&1; cat /all/dir/file /part/file /linked/file; ls /part; touch /all/x /part/y; /all/run; \
         grep -c ' /all .*ro,nosuid,nodev,noexec' /proc/mounts; cat /one/dir/old";
     let mut config = script(look);
     let mut one = mount("/one", "");
     one.image.as_mut().unwrap().image = "one:1".into();
-    // Below another mount, and through a link that stays inside.
+    // Below another mount, and through a symlink that stays inside.
     config.mounts = vec![mount("/all", ""), mount("/part", "dir"), mount("/linked", "up"), one];
     let (_, said) = pod.finish(&config).await;
     let read_only = "touch: /all/x: Read-only file system\ntouch: /part/y: Read-only file system\n";
@@ -42,7 +42,7 @@ pub async fn mounts_an_image_as_volume(node: &TestNode) {
     for expected in ["above\nabove\nabove\nfile\n", read_only, denied, "1\nold\n"] {
         assert!(said.contains(expected), "{expected}: {said}");
     }
-    // The same for a pod with users of its own, whose root owns what is root's in there.
+    // The same for a pod with a user namespace, whose root owns the files of root.
     let others = users::pod(node, "owners", |_| {}).await;
     let mut config = script("stat -c %u /all/dir/file /part/file; cat /one/run | wc -l");
     let mut one = mount("/one", "");
@@ -50,7 +50,7 @@ pub async fn mounts_an_image_as_volume(node: &TestNode) {
     config.mounts = vec![mount("/all", ""), mount("/part", "dir"), one];
     assert_eq!(others.finish(&config).await, (0, "0\n0\n2\n".into()));
 
-    // What is not in there is said when the container is made; a link never leads to the host.
+    // A missing sub path is an error of the creation. A symlink never leads to the host.
     for part in ["nothing", "out/passwd", "dir/old"] {
         let mut config = script("true");
         config.mounts = vec![mount("/x", part)];
@@ -67,7 +67,7 @@ pub async fn mounts_an_image_as_volume(node: &TestNode) {
     let error = node.runtime.create_container(&pod.id, &config, &pod.config).await.unwrap_err().message();
     assert_eq!(error, "ImageVolumeMountFailed: image \"nosuch:1\" not found");
 
-    // Its layers are in use as long as the container is there.
+    // The layers are in use while the container exists.
     let mut config = script("sleep 1000");
     config.mounts = vec![mount("/all", "")];
     let id = pod.start(&config).await;
@@ -88,7 +88,7 @@ pub async fn missing_security_profile_fails_the_container(node: &TestNode) {
         let error = node.runtime.create_container(&pod.id, &config, &pod.config).await.unwrap_err().message();
         assert_eq!(error, "apparmor is not supported");
     }
-    // A label of SELinux is left off where there is none.
+    // An SELinux label is ignored without SELinux.
     let mut free = security();
     let unconfined = ProfileType::Unconfined.into();
     free.apparmor = Some(SecurityProfile { profile_type: unconfined, localhost_ref: String::new() });
@@ -96,7 +96,8 @@ pub async fn missing_security_profile_fails_the_container(node: &TestNode) {
     assert_eq!(pod.finish(&with(free, "echo runs")).await, (0, "runs\n".into()));
 }
 
-/// On a host with AppArmor whose program is there: everybody is confined, commands too, unless they are free of it.
+/// On a host with AppArmor and its parser: all containers are confined, commands included, unless
+/// unconfined is requested.
 async fn check_default_profile(node: &TestNode, pod: &TestPod<'_>) {
     if std::process::Command::new("apparmor_parser").arg("--version").output().is_err() {
         return println!("skipped: needs apparmor_parser on a host with AppArmor");
@@ -117,14 +118,14 @@ async fn check_default_profile(node: &TestNode, pod: &TestPod<'_>) {
     let missing = with(run_with_profile(ProfileType::Localhost, "mine"), "true");
     let error = node.runtime.create_container(&pod.id, &missing, &pod.config).await.unwrap_err().message();
     assert_eq!(error, "apparmor profile not found mine");
-    // What no other fence of these would keep it from.
+    // Only AppArmor denies this: capabilities and seccomp do not.
     let strong = LinuxContainerSecurityContext { apparmor: None, ..privileged_security() };
     let (_, said) =
         pod.finish(&with(strong, "mount -t tmpfs none /tmp && echo mounted || echo denied")).await;
     assert!(said.ends_with("denied\n"), "{said}");
 }
 
-/// A directory of the host that is a mount of its own, with another one in it. Mounts are passed on from there.
+/// A directory of the host that is a shared mount, with another mount in it.
 struct SharedMount<'a>(&'a Path);
 
 impl<'a> SharedMount<'a> {
@@ -163,7 +164,7 @@ pub async fn mounts_inside_volumes(node: &TestNode) {
         ..Mount::default()
     };
 
-    // Read-only is what is mounted; with its recursive kind also what is mounted in there.
+    // Read-only applies to the mount itself, recursive read-only to nested mounts as well.
     let mut config =
         script("for d in /some /all; do touch $d/x || touch $d/inner/x && echo $d; done 2>/dev/null");
     config.mounts = vec![
@@ -172,7 +173,7 @@ pub async fn mounts_inside_volumes(node: &TestNode) {
     ];
     assert_eq!(pod.finish(&config).await.1, "/some\n");
 
-    // What is mounted later on the host comes in where that was asked for, and nowhere else.
+    // Later mounts of the host appear only where propagation was requested.
     let mut config =
         script("until test -e /to/late/mark; do sleep 0.01; done; test -e /private/late/mark || echo one");
     config.mounts = vec![
@@ -186,7 +187,7 @@ pub async fn mounts_inside_volumes(node: &TestNode) {
     assert!(pod.log_output("main.log").ends_with("one\n"), "{}", pod.log_output("main.log"));
     node.runtime.remove_container(&id).await.unwrap();
 
-    // And what a container mounts goes out only both ways.
+    // Mounts of a container propagate to the host only with Bidirectional.
     let mut free = security();
     free.privileged = true;
     for (propagation, goes_out) in

@@ -1,7 +1,7 @@
-//! Which devices a group may use.
+//! The devices that a group may use.
 //!
-//! The first version has files for it. In the second a small program is asked at every use: [`program`] writes it from the
-//! same rules, [`crate::bpf`] hands it to the kernel.
+//! v1 has control files for them. On v2 the kernel runs a BPF program at every access: [`program`]
+//! generates it from the same rules, and [`crate::bpf`] loads it.
 
 use std::fmt;
 use std::io;
@@ -10,21 +10,22 @@ use std::str::FromStr;
 use super::{Cgroups, write};
 use crate::bpf::{self, Instruction, Register};
 
-/// Devices that may be used; what no rule names may not. Written as the first version has it: `c 1:3 rwm`, `a` for all.
+/// Devices that are allowed; all others are denied. The text form is that of v1: `c 1:3 rwm`, or `a`
+/// for all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceRule {
-    /// `None` is both.
+    /// `None` is block and character devices.
     pub kind: Option<DeviceKind>,
     /// `None` is any.
     pub major: Option<u32>,
     pub minor: Option<u32>,
     pub read: bool,
     pub write: bool,
-    /// Whether a file for it may be made.
+    /// Whether nodes for the device may be created (mknod).
     pub mknod: bool,
 }
 
-/// Numbered as the kernel does for its programs.
+/// The values are those of the kernel's BPF device programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
     Block = 1,
@@ -32,17 +33,17 @@ pub enum DeviceKind {
 }
 
 impl DeviceRule {
-    /// Whatever there is.
+    /// All devices.
     pub const ALL: DeviceRule =
         DeviceRule { kind: None, major: None, minor: None, read: true, write: true, mknod: true };
 
-    /// The bits of a program's question: make 1, read 2, write 4.
+    /// The access bits in the context of a program: mknod 1, read 2, write 4.
     fn access(self) -> i32 {
         i32::from(self.mknod) | i32::from(self.read) << 1 | i32::from(self.write) << 2
     }
 }
 
-/// Not a rule.
+/// The error for a malformed rule.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ParseDeviceRuleError;
 
@@ -101,10 +102,10 @@ impl fmt::Display for DeviceRule {
 }
 
 impl Cgroups {
-    /// Lets a group use only these devices. A host that cannot see to that is an error: a container may make any device
-    /// it knows the number of.
+    /// Allows a group only these devices. Fails if the host cannot enforce it, since a container may
+    /// create a node for any device number.
     pub fn allow_devices(&self, group: &str, rules: &[DeviceRule]) -> io::Result<()> {
-        let missing = || io::Error::new(io::ErrorKind::NotFound, "no cgroup limits devices on this host");
+        let missing = || io::Error::new(io::ErrorKind::NotFound, "this host has no cgroup device controller");
         let directory = self.directory("devices", group).ok_or_else(missing)?;
         if self.is_v2() {
             if rules.contains(&DeviceRule::ALL) {
@@ -123,9 +124,10 @@ impl Cgroups {
     }
 }
 
-/// The program that answers whether a device may be used: 1 as soon as a rule allows it, 0 in the end.
+/// The program that decides on a device access: returns 1 at the first rule that allows it, 0
+/// otherwise.
 ///
-/// It is given three numbers: kind and access (in the upper half), major, minor.
+/// Its context has three numbers: type with the access in the upper half, major, minor.
 fn program(rules: &[DeviceRule]) -> Vec<Instruction> {
     const CONTEXT: Register = Register(1);
     const RESULT: Register = Register(0);
@@ -145,7 +147,7 @@ fn program(rules: &[DeviceRule]) -> Vec<Instruction> {
     for rule in rules {
         let mut checks = Vec::new();
         checks.extend(rule.kind.map(|kind| (KIND, kind as i32)));
-        // The kernel counts them as numbers without a sign; the bits are the same.
+        // The kernel's numbers are unsigned; the bits are the same.
         checks.extend(rule.major.map(|major| (MAJOR, major.cast_signed())));
         checks.extend(rule.minor.map(|minor| (MINOR, minor.cast_signed())));
         let forbidden = !rule.access() & 7;
@@ -155,7 +157,7 @@ fn program(rules: &[DeviceRule]) -> Vec<Instruction> {
             body.push(Instruction::and(SCRATCH, forbidden));
             checks.push((SCRATCH, 0));
         }
-        // The comparisons, then what to do where all of them hold; each of the first skips what is after it.
+        // All comparisons, then the return of 1. A failed comparison skips the rest of the rule.
         let end = checks.len() + 2;
         for (at, (register, value)) in checks.into_iter().enumerate() {
             let skip = i16::try_from(end - at - 1).expect("a rule has at most six instructions");

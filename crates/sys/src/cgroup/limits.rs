@@ -1,4 +1,4 @@
-//! What a group may use.
+//! The resource limits of a group.
 
 use std::io;
 use std::path::Path;
@@ -7,36 +7,36 @@ use serde::{Deserialize, Serialize};
 
 use super::{Cgroups, write};
 
-/// Limits in Kubernetes' numbers; zero is none.
+/// Limits in the units of CRI. Zero is unset.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
-    /// The weight among others, 1024 for one processor.
+    /// The relative CPU weight, 1024 for one CPU.
     pub cpu_shares: i64,
-    /// Microseconds of processor time in each period.
+    /// CPU time per period in microseconds; negative for no limit.
     pub cpu_quota: i64,
-    /// Microseconds.
+    /// In microseconds.
     pub cpu_period: i64,
-    /// Which processors, as in `0-3`.
+    /// The CPUs to use, such as `0-3`.
     pub cpus: String,
-    /// Which memory nodes.
+    /// The memory nodes to use.
     pub memory_nodes: String,
-    /// Bytes.
+    /// In bytes.
     pub memory: i64,
-    /// Bytes of memory and swap together; as much as the memory where nothing is said, any where it is less than that.
+    /// Memory and swap together, in bytes. Unset means no swap, a negative value no limit.
     pub memory_and_swap: i64,
     /// Processes and threads.
     pub pids: i64,
-    /// Page size as in `2MB`, and bytes.
+    /// Page size, such as `2MB`, and bytes.
     pub huge_pages: Vec<(String, u64)>,
-    /// One process that ends for want of memory takes all others in the group with it.
+    /// The OOM killer kills all processes of the group together (`memory.oom.group`).
     #[serde(default)]
     pub ends_together: bool,
-    /// Further files of the second version by their names.
+    /// Further v2 control files by name.
     pub unified: Vec<(String, String)>,
 }
 
-/// The second version weighs from 1 to 10,000 what the first weighs from 2 to 262,144. The curve goes through the
-/// defaults of both, 1024 and 100.
+/// Converts CPU shares of v1 (2 to 262,144) to a weight of v2 (1 to 10,000). The curve maps the
+/// defaults to each other, 1024 and 100.
 pub fn weight(shares: i64) -> i64 {
     if shares <= 2 {
         return 1;
@@ -62,7 +62,7 @@ impl Cgroups {
         let set = |controller: &str, file: &str, value: &dyn std::fmt::Display| {
             match self.directory(controller, group) {
                 Some(directory) => write(&directory.join(file), &value.to_string()),
-                // Without the controller nothing is limited, as on any such host.
+                // Without the controller there is no limit, as usual on such hosts.
                 None => Ok(()),
             }
         };
@@ -86,7 +86,8 @@ impl Cgroups {
                 if limits.memory_and_swap != 0 { limits.memory_and_swap } else { limits.memory };
             let swap = "memory.memsw.limit_in_bytes";
             let counts_swap = self.directory("memory", group).is_some_and(|place| place.join(swap).exists());
-            // The sum may never be below its part: raise it first, lower it last.
+            // memory.memsw must never be below memory: set it first when it is raised, last when it is
+            // lowered.
             let swap_limit_set = counts_swap && set("memory", swap, &memory_and_swap).is_ok();
             set("memory", "memory.limit_in_bytes", &limits.memory)?;
             if counts_swap && !swap_limit_set {
@@ -97,7 +98,7 @@ impl Cgroups {
             set("pids", "pids.max", &limits.pids)?;
         }
         for (size, bytes) in &limits.huge_pages {
-            // What may be used, and what may be set aside for later use, where the kernel counts that.
+            // The limit of usage, and that of reservations if the kernel has it.
             for kind in ["", "rsvd."] {
                 let file = format!("hugetlb.{size}.{kind}limit_in_bytes");
                 if self.directory("hugetlb", group).is_some_and(|place| place.join(&file).exists()) {
@@ -111,7 +112,7 @@ impl Cgroups {
 
 fn limit_v2(directory: &Path, limits: &Limits) -> io::Result<()> {
     let set = |file: &str, value: String| write(&directory.join(file), &value);
-    // Whoever names the weight itself does not want another for a moment.
+    // If cpu.weight is set explicitly below, the computed weight must not apply even for a moment.
     if limits.cpu_shares > 0 && !limits.unified.iter().any(|(file, _)| file == "cpu.weight") {
         set("cpu.weight", weight(limits.cpu_shares).to_string())?;
     }
@@ -144,7 +145,7 @@ fn limit_v2(directory: &Path, limits: &Limits) -> io::Result<()> {
     }
     for (size, bytes) in &limits.huge_pages {
         for file in [format!("hugetlb.{size}.max"), format!("hugetlb.{size}.rsvd.max")] {
-            // Without the controller nothing is limited, as on any such host.
+            // Without the controller there is no limit, as usual on such hosts.
             if directory.join(&file).exists() {
                 set(&file, bytes.to_string())?;
             }
@@ -154,7 +155,7 @@ fn limit_v2(directory: &Path, limits: &Limits) -> io::Result<()> {
         if file.contains('/') {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                format!("{file} is not a file of a cgroup"),
+                format!("{file} is not a cgroup control file"),
             ));
         }
         set(file, value.clone())?;

@@ -1,35 +1,35 @@
-//! What a group has used.
+//! The resource usage of a group.
 
 use std::fs;
 use std::path::Path;
 
 use super::Cgroups;
 
-/// What a group and those inside it have used.
+/// The resource usage of a group and its descendants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Nanoseconds of processor time.
+    /// CPU time in nanoseconds.
     pub cpu: u64,
-    /// Bytes, with what the kernel could take back.
+    /// In bytes, including reclaimable page cache.
     pub memory: u64,
-    /// Bytes that are in use by any reckoning: without files that were not looked at for long.
+    /// In bytes, without inactive page cache.
     pub working_set: u64,
-    /// Bytes of the processes' own.
+    /// Anonymous memory in bytes.
     pub anonymous: u64,
     pub page_faults: u64,
     pub major_page_faults: u64,
-    /// Bytes, or none where nothing is limited.
+    /// In bytes; `None` without a limit.
     pub memory_limit: Option<u64>,
-    /// Bytes that were moved out of memory; none where the kernel does not count them.
+    /// Swapped bytes; `None` if the kernel does not account swap.
     pub swap: Option<u64>,
-    /// How many that may be, or none where nothing is limited.
+    /// In bytes; `None` without a limit.
     pub swap_limit: Option<u64>,
     /// Processes and threads.
     pub pids: u64,
 }
 
 impl Cgroups {
-    /// Reads what a group has used; what cannot be read is zero.
+    /// Reads the usage of a group. Values that cannot be read are zero.
     pub fn usage(&self, group: &str) -> Usage {
         let directory = |controller: &str| self.directory(controller, group).unwrap_or_default();
         let memory = directory("memory");
@@ -51,7 +51,7 @@ impl Cgroups {
             };
         }
         let used = number(&memory.join("memory.usage_in_bytes"));
-        // No limit is written as the largest number of whole pages.
+        // Without a limit the value is the largest multiple of the page size.
         let limit = |file: &str| read(&memory.join(file)).filter(|limit| *limit < 1 << 62);
         let memory_limit = limit("memory.limit_in_bytes");
         let memory_and_swap = read(&memory.join("memory.memsw.usage_in_bytes"));
@@ -72,7 +72,7 @@ impl Cgroups {
         }
     }
 
-    /// How often the kernel has killed somebody in this group for want of memory.
+    /// The number of OOM kills in this group.
     pub fn oom_kill_count(&self, group: &str) -> u64 {
         let Some(directory) = self.directory("memory", group) else { return 0 };
         let file = if self.is_v2() { "memory.events" } else { "memory.oom_control" };
@@ -88,7 +88,7 @@ fn number(path: &Path) -> u64 {
     read(path).unwrap_or_default()
 }
 
-/// The number behind a name at the beginning of a line.
+/// The number in the line that starts with `name`.
 fn field(text: &str, name: &str) -> u64 {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     value.and_then(|value| value.trim().parse().ok()).unwrap_or_default()

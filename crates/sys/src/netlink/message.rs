@@ -1,13 +1,13 @@
-//! The form of netlink messages: headers and attributes, each padded to four bytes.
+//! The format of netlink messages: headers and attributes, each padded to four bytes.
 
 const HEADER_BYTES: usize = 16;
 
-/// A request being written.
+/// A request that is being built.
 pub struct Message {
     bytes: Vec<u8>,
 }
 
-/// The header of an answer, as far as it matters.
+/// The fields of a response header that are needed.
 pub struct Header {
     pub kind: u16,
     pub sequence: u32,
@@ -65,12 +65,12 @@ impl Message {
     }
 }
 
-/// A name as the kernel wants it.
+/// A name as a NUL-terminated string.
 pub fn c_string(name: &str) -> Vec<u8> {
     [name.as_bytes(), b"\0"].concat()
 }
 
-/// The messages in what was received.
+/// The messages in received bytes.
 pub fn split_messages(mut bytes: &[u8]) -> impl Iterator<Item = (Header, &[u8])> {
     std::iter::from_fn(move || {
         let length = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?) as usize;

@@ -1,4 +1,4 @@
-//! Links that carry packets inside others (VXLAN), and whom they lead to.
+//! VXLAN links and their forwarding entries.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,35 +11,36 @@ const VXLAN_ID: u16 = 1;
 const VXLAN_LEARNING: u16 = 7;
 const VXLAN_PORT: u16 = 15;
 const VXLAN_LOCAL6: u16 = 17;
-/// `NUD_PERMANENT`, and the flag by which an entry belongs to the link itself.
+/// `NUD_PERMANENT`, and `NTF_SELF`: the entry belongs to the link's own forwarding table.
 const STATE_PERMANENT: u16 = 0x80;
 const FLAG_SELF: u8 = 0x02;
 
-/// A link of the kind.
+/// A VXLAN link.
 #[derive(Clone, Copy, Debug)]
 pub struct Overlay<'a> {
     pub name: &'a str,
-    /// What tells this network from others over the same port.
+    /// The VXLAN network identifier.
     pub id: u32,
-    /// The port of UDP that packets come to.
+    /// The UDP destination port.
     pub port: u16,
     pub mac: [u8; 6],
     pub mtu: u32,
-    /// Whether packets go inside those of IPv6 instead of IPv4; a link knows one kind only.
+    /// Whether packets are encapsulated in IPv6 instead of IPv4. A link supports only one of them.
     pub over_v6: bool,
 }
 
-/// Who is behind such a link.
+/// An entry of a VXLAN link's forwarding database (FDB).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FdbEntry {
-    /// The hardware address it has there.
+    /// The MAC address behind the link.
     pub mac: [u8; 6],
-    /// Where packets for it are sent.
+    /// The address that packets for it are sent to.
     pub remote: IpAddr,
 }
 
 impl Netlink {
-    /// Makes such a link, or gives the one there is this hardware address and size; switches it on. Answers its number.
+    /// Creates a VXLAN link, or updates the MAC address and MTU of the existing one, and sets it up.
+    /// Returns its index.
     pub fn ensure_overlay(&mut self, overlay: &Overlay<'_>) -> io::Result<u32> {
         let found = self.link(overlay.name)?;
         let (index, flags) = found.as_ref().map_or((0, CREATE | EXCLUSIVE), |link| (link.index, 0));
@@ -57,7 +58,7 @@ impl Netlink {
                     data.attribute(VXLAN_LEARNING, &[0]);
                     data.attribute(VXLAN_PORT, &overlay.port.to_be_bytes());
                     if overlay.over_v6 {
-                        // Of any address: this only says which kind.
+                        // The unspecified address; it only selects the address family.
                         data.attribute(VXLAN_LOCAL6, &[0; 16]);
                     }
                 });
@@ -70,12 +71,12 @@ impl Netlink {
         Ok(index)
     }
 
-    /// Says where packets for a hardware address behind such a link are sent.
+    /// Adds or replaces a forwarding entry.
     pub fn add_fdb_entry(&mut self, index: u32, fdb_entry: FdbEntry) -> io::Result<()> {
         self.request(fdb_message(libc::RTM_NEWNEIGH, CREATE | REPLACE | ACK, index, fdb_entry)).map(drop)
     }
 
-    /// Forgets that; what is not known is no failure.
+    /// Deletes a forwarding entry. A missing entry is not an error.
     pub fn delete_fdb_entry(&mut self, index: u32, fdb_entry: FdbEntry) -> io::Result<()> {
         match self.request(fdb_message(libc::RTM_DELNEIGH, ACK, index, fdb_entry)) {
             Err(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(error),
@@ -83,7 +84,7 @@ impl Netlink {
         }
     }
 
-    /// Everybody behind such a link.
+    /// All forwarding entries of a link.
     pub fn fdb_entries(&mut self, index: u32) -> io::Result<Vec<FdbEntry>> {
         let mut message = Message::new(libc::RTM_GETNEIGH, DUMP);
         message.raw(&[libc::AF_BRIDGE as u8, 0, 0, 0]);
@@ -92,7 +93,7 @@ impl Netlink {
         Ok(responses.iter().filter_map(|response| parse_fdb_entry(response, index)).collect())
     }
 
-    /// Says which hardware address an address has on a link, so that nobody needs to ask.
+    /// Adds a permanent neighbour entry, so that the address needs no resolution by ARP or NDP.
     pub fn add_neigh_entry(&mut self, index: u32, to: IpAddr, mac: [u8; 6]) -> io::Result<()> {
         let mut message = Message::new(libc::RTM_NEWNEIGH, CREATE | REPLACE | ACK);
         header(&mut message, family(to), index, 0);

@@ -1,4 +1,4 @@
-//! Copies of directories with all that is in them.
+//! Copies of directory trees.
 
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -12,13 +12,13 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Gid, Mode, OFlags, ResolveFlags, S
 use rustix::fs::{Uid, XattrFlags};
 use rustix::io::Errno;
 
-/// The longest list of names of attributes, and the longest attribute, that the kernel has.
+/// The kernel's limit of the list of xattr names and of an xattr value.
 const MAX_XATTR_BYTES: usize = 64 << 10;
-/// The label of SELinux says where a file is rather than what it is.
+/// An SELinux label depends on the location of a file, so it is not copied.
 const SELINUX_XATTR: &[u8] = b"security.selinux";
 
-/// Makes an empty directory the same as another one: all that is in it, with owners, modes, times, attributes and names
-/// that are links to one file. Nothing is followed out of either, and what is deeper than a path can say is refused.
+/// Copies the content of a directory into an empty one, with owners, modes, times, xattrs and hard
+/// links. Symlinks are never followed. A tree deeper than a path can name is an error.
 pub fn copy(from: impl AsFd, to: impl AsFd) -> io::Result<()> {
     let (from, to) = (from.as_fd(), to.as_fd());
     let mut directories = vec![PathBuf::from(".")];
@@ -53,7 +53,8 @@ pub fn copy(from: impl AsFd, to: impl AsFd) -> io::Result<()> {
             }
         }
     }
-    // Last, since what is put in a directory changes its time, and takes after what it hands down.
+    // Directories come last: creating entries changes their times, and entries would inherit their
+    // default ACLs.
     for directory in directories.iter().rev() {
         let pair = DirectoryPair::open(from, to, directory)?;
         let found = rustix::fs::fstat(&pair.from)?;
@@ -97,7 +98,8 @@ impl DirectoryPair {
         Ok(())
     }
 
-    /// Gives a copy what its original has besides content. A new owner takes away some of it, and so comes first.
+    /// Copies the metadata of an entry. The owner comes first, since changing it clears some of the
+    /// rest.
     fn copy_metadata(&self, name: &CStr, found: &Stat) -> io::Result<()> {
         let (uid, gid) = (Uid::from_raw(found.st_uid), Gid::from_raw(found.st_gid));
         rustix::fs::chownat(&self.to, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
@@ -130,12 +132,12 @@ impl DirectoryPair {
         {
             value.resize(MAX_XATTR_BYTES, 0);
             let length = match rustix::fs::lgetxattr(&from, name, &mut value[..]) {
-                // It is listed and is not to be had.
+                // Listed, but not readable.
                 Err(Errno::NODATA | Errno::NOTSUP) => continue,
                 length => length?,
             };
             match rustix::fs::lsetxattr(&to, name, &value[..length], XattrFlags::empty()) {
-                // Where the copy is has no such thing.
+                // The target filesystem does not support it.
                 Err(Errno::NOTSUP) => {}
                 done => done?,
             }
@@ -144,13 +146,13 @@ impl DirectoryPair {
     }
 }
 
-/// A name in an open directory for the calls that only know paths.
+/// The path of an entry of an open directory, for syscalls that take only paths.
 fn proc_fd_path(directory: &OwnedFd, name: &CStr) -> PathBuf {
     let fd_path = PathBuf::from(format!("/proc/self/fd/{}", directory.as_raw_fd()));
     fd_path.join(std::ffi::OsStr::from_bytes(name.to_bytes()))
 }
 
-/// Opens a directory to be copied.
+/// Opens a directory for [`copy`].
 pub fn open(path: &Path) -> io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::openat(CWD, path, flags, Mode::empty())?)
@@ -162,7 +164,7 @@ mod tests {
 
     use super::*;
 
-    /// Whoever is not root may not give files away.
+    /// Only root may change owners.
     fn is_root() -> bool {
         rustix::process::geteuid().is_root()
     }
@@ -197,7 +199,7 @@ mod tests {
             };
             let (mut before, mut after) = (seen(&from), seen(&to));
             if std::fs::symlink_metadata(from.join(name)).unwrap().is_dir() {
-                // What a directory takes is the file system's business.
+                // The size of a directory depends on the filesystem.
                 (before.5, after.5) = (0, 0);
             }
             assert_eq!(before, after, "{name:?}");

@@ -1,4 +1,4 @@
-//! How much of a disk a tree takes.
+//! The disk usage of directory trees.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -8,17 +8,18 @@ use rustix::fs::{AtFlags, CWD, Dir, FileType, Stat, statat};
 
 use super::{MAX_OPEN_DEPTH, directory};
 
-/// A block as `stat` counts them, whatever the file system has.
+/// The unit of `st_blocks`, on every filesystem.
 const STAT_BLOCK_BYTES: u64 = 512;
 
-/// Files with several names that are remembered; of more than that every name counts.
+/// The number of files with several hard links that are remembered. Beyond it, every link counts.
 const MAX_TRACKED_HARD_LINKS: usize = 1 << 16;
 
-/// Bytes on the disk and files, of a tree with what it begins at. A file with several names counts once; what is on other
-/// file systems does not, nor does what vanishes meanwhile.
+/// The bytes and the number of files of a tree, including its root. A file with several hard links
+/// counts once. Other filesystems and files that disappear meanwhile do not count.
 ///
-/// Whoever fills the tree may be at it, exchange a directory for a link that leads elsewhere, or go deeper than this
-/// process has files or stack: every directory is opened from the one above, and one that was closed by its `..`.
+/// The content of the tree may be hostile: it may be changed meanwhile so that a directory becomes a
+/// symlink, or be deeper than this process has descriptors or stack. So every directory is opened
+/// relative to its parent, and a parent that was closed is opened again by `..`.
 pub fn usage(path: &Path) -> (u64, u64) {
     let (mut all, mut linked) = ((0, 0), HashSet::new());
     let mut add = |found: &Stat, is_directory: bool| {
@@ -63,10 +64,10 @@ pub fn usage(path: &Path) -> (u64, u64) {
 
 /// A directory that is being read.
 struct Level {
-    /// None while what is below is read, from a depth on where so many cannot be open.
+    /// `None` while a subdirectory is read, beyond the depth at which all can stay open.
     open: Option<Dir>,
     stat: Stat,
-    /// How far it has been read.
+    /// The offset of the next entry.
     offset: i64,
 }
 
@@ -76,7 +77,7 @@ impl Level {
         Ok(Level { open: Some(Dir::new(fd)?), stat, offset: 0 })
     }
 
-    /// Comes back to it from below, unless that has been moved to elsewhere.
+    /// Reopens it from a subdirectory, unless that was moved elsewhere.
     fn reopen(&mut self, below: &Dir) -> rustix::io::Result<()> {
         let above = Level::new(directory(below.fd()?, c"..")?)?;
         if (above.stat.st_dev, above.stat.st_ino) == (self.stat.st_dev, self.stat.st_ino) {
@@ -110,7 +111,8 @@ mod tests {
         assert_eq!(usage(&dir.path().join("nothing")), (0, 0));
     }
 
-    /// As deep as nobody could name it, with more to see on the way back, in a thread with little stack.
+    /// Deeper than any path can name, with more entries to read on the way back, in a thread with a
+    /// small stack.
     #[test]
     fn counts_a_deep_tree_with_a_small_stack() {
         const DEPTH: u64 = 2_000;
@@ -129,7 +131,7 @@ mod tests {
         super::super::remove(&dir.path().join("down")).unwrap();
     }
 
-    /// A directory and a link change places all the time.
+    /// A directory and a symlink are swapped all the time.
     #[test]
     fn does_not_follow_swapped_symlinks() {
         let dir = tempfile::tempdir().unwrap();

@@ -77,10 +77,7 @@ fn resolves_devices_by_name() {
         Err("unresolvable CDI devices example.com/gpu=7, nonsense"),
     );
     check("example.com/gpu=hooked", Ok("ALL=yes"));
-    check(
-        "example.com/gpu=mistaken",
-        Err("example.com/gpu=mistaken: hooks: there is no hook \"afterLunch\""),
-    );
+    check("example.com/gpu=mistaken", Err("example.com/gpu=mistaken: hooks: unknown hook \"afterLunch\""));
     check(
         "example.com/gpu=strange",
         Err("example.com/gpu=strange: mounts: file systems of type \"tmpfs\" are not supported"),

@@ -1,5 +1,5 @@
-//! Keeps pods attached to their node: what somebody removes of their links, addresses and routes is made again, and pods
-//! of an earlier skiff are taken off the bridge.
+//! Keeps pods attached to their node: links, addresses and routes that were deleted are created again,
+//! and pods of older versions of skiff are detached from the bridge.
 
 use std::fs::File;
 use std::net::IpAddr;
@@ -15,11 +15,12 @@ use super::super::{Embedded, error_chain, link_name, supervisor_client, translat
 use super::bandwidth;
 use crate::cri::NamespaceMode;
 
-/// Removals do not come alone: with a link its addresses and routes go, and those of many pods at once.
+/// Deletions come in groups: deleting a link deletes its addresses and routes, and many pods may be
+/// affected at once.
 const COALESCE_DELAY: Duration = Duration::from_millis(200);
 
 impl Embedded {
-    /// Restores networks of pods when the kernel tells of removals, and when it is notified, until the runtime is dropped.
+    /// Restores pod networks after deletions and on notification, until the runtime is dropped.
     pub(in super::super) fn watch_networks(&self, notify: Arc<Notify>) {
         let inner = Arc::downgrade(&self.inner);
         tokio::spawn(async move {
@@ -49,7 +50,7 @@ impl Embedded {
             Ok(Ok(incomplete)) => incomplete,
             Ok(Err(error)) => {
                 let error = error_chain(&error);
-                return tracing::warn!(%error, "cannot inspect networks of pods, trying again at the next change");
+                return tracing::warn!(%error, "cannot inspect pod networks, retrying at the next change");
             }
             Err(_) => return,
         };
@@ -61,29 +62,30 @@ impl Embedded {
     async fn restore_network(&self, attachment: Attachment) {
         let pods = self.inner.pods.all();
         let Some(pod) = pods.into_iter().find(|pod| link_name(&pod.id) == attachment.link) else { return };
-        // A pod that ends loses its link before its supervisor is gone.
+        // A stopping pod loses its link before its supervisor exits.
         let Ok(pid) = supervisor_client::supervisor_pid(&pod.directory).await else { return };
         let Ok(namespace) = File::open(format!("/proc/{pid}/ns/net")) else { return };
+        // Checked after opening: if the supervisor has exited, its PID may belong to another process.
         if !*pod.is_ready.borrow() {
             return;
         }
         let name = attachment.link.clone();
         let result = tokio::task::spawn_blocking(move || podnet::restore(&attachment, namespace)).await;
         match result {
-            Ok(Ok(())) => tracing::info!(pod = pod.id, link = name, "restored the network of a pod"),
+            Ok(Ok(())) => tracing::info!(pod = pod.id, link = name, "pod network restored"),
             Ok(Err(error)) => {
                 tracing::warn!(
                     error = error_chain(&error),
                     pod = pod.id,
                     link = name,
-                    "cannot restore the network of a pod"
+                    "cannot restore pod network"
                 );
             }
             Err(_) => {}
         }
     }
 
-    /// How the pods that run are attached, without those whose network is somebody else's.
+    /// The expected attachments of all running pods, except those attached by CNI.
     fn attachments(&self) -> Vec<Attachment> {
         let by_cni = self.cni_plugins().cached_ids();
         let running = self.inner.pods.all().into_iter();
@@ -103,7 +105,7 @@ impl Embedded {
             Some(Address { ip, prefix: range.prefix(), gateway: range.gateway() })
         };
         let addresses: Vec<Address> = record.ips.iter().filter_map(|ip| address(ip.parse().ok()?)).collect();
-        // An address of a range that the node no longer has is nothing to restore.
+        // Addresses of a range that the node no longer has cannot be restored.
         if addresses.is_empty() || addresses.len() != record.ips.len() {
             return None;
         }
@@ -117,28 +119,28 @@ impl Embedded {
     }
 }
 
-/// Hears of links, addresses and routes that are removed.
+/// Receives the kernel's notifications of deleted links, addresses and routes.
 struct RemovalMonitor(Option<UnixDatagram>);
 
 impl RemovalMonitor {
     fn open() -> RemovalMonitor {
-        // A datagram socket like any other, as far as reading from it goes.
+        // A netlink socket can be read like any datagram socket.
         let socket = sys::netlink::subscribe_deletes().map(std::os::unix::net::UnixDatagram::from);
         let socket = socket.and_then(UnixDatagram::from_std);
         if let Err(error) = &socket {
-            tracing::warn!(%error, "removed links and routes of pods are not noticed");
+            tracing::warn!(%error, "cannot watch for deleted links and routes, pod networks are not restored");
         }
         RemovalMonitor(socket.ok())
     }
 
-    /// Waits for a removal, and for those that come with it.
+    /// Waits for a deletion, then for the others of the same group.
     async fn removed(&self) {
         let Some(socket) = &self.0 else { return std::future::pending().await };
         let mut buffer = vec![0; 32 * 1024];
         loop {
             match socket.recv(&mut buffer).await {
                 Ok(count) if !sys::netlink::is_removal(&buffer[..count]) => {}
-                // An error means that there was more than the socket could hold.
+                // An error means that the socket's buffer overflowed, so events were lost.
                 _ => break,
             }
         }

@@ -1,23 +1,23 @@
-//! The machines whose programs run here: this one, and those it runs the programs of besides.
+//! The architectures whose programs run on this host: the native one and its compat ABIs.
 
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 use super::compat_syscalls;
 use super::table;
 
-/// What calls of programs with short pointers have in their numbers.
+/// `__X32_SYSCALL_BIT`, set in the syscall numbers of x32 programs.
 pub const X32_SYSCALL_BIT: u32 = 0x4000_0000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arch {
-    /// This one.
+    /// The native architecture.
     Own,
-    /// 32 bits, where this one has 64.
+    /// i386 programs on x86_64.
     #[cfg(target_arch = "x86_64")]
     X86,
-    /// 64 bits with short pointers.
+    /// The x32 ABI: x86_64 with 32-bit pointers.
     #[cfg(target_arch = "x86_64")]
     X32,
-    /// 32 bits, where this one has 64.
+    /// 32-bit ARM programs on aarch64.
     #[cfg(target_arch = "aarch64")]
     Arm,
 }
@@ -37,10 +37,11 @@ mod here {
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("the kernel's number of this architecture is not known");
 
-/// What docker's profiles call this machine in their conditions.
+/// The native architecture as Go names it (GOARCH), which docker profiles use in `includes` and
+/// `excludes`.
 pub use here::GO;
 
-/// Those that profiles may name and that are not here.
+/// Valid names in profiles. Those whose programs do not run here are ignored.
 const OTHER_ARCH_NAMES: [&str; 20] = [
     "SCMP_ARCH_X86",
     "SCMP_ARCH_X86_64",
@@ -65,7 +66,7 @@ const OTHER_ARCH_NAMES: [&str; 20] = [
 ];
 
 impl Arch {
-    /// All of them, by what profiles call them; this one first.
+    /// The names in profiles and their architectures, the native one first.
     pub const ALL: &[(&str, Arch)] = &[
         (here::OWN, Arch::Own),
         #[cfg(target_arch = "x86_64")]
@@ -76,7 +77,7 @@ impl Arch {
         ("SCMP_ARCH_ARM", Arch::Arm),
     ];
 
-    /// The one of a name; none where its programs do not run here.
+    /// Parses a name in a profile; `None` if its programs do not run on this host.
     pub fn from_name(name: &str) -> Result<Option<Arch>, String> {
         match Arch::ALL.iter().find(|(known, _)| *known == name) {
             Some((_, machine)) => Ok(Some(*machine)),
@@ -85,12 +86,12 @@ impl Arch {
         }
     }
 
-    /// Whether this is what a profile calls the machine that it is loaded on.
+    /// Whether `name` is the native architecture.
     pub fn is_native_name(name: &str) -> bool {
         name == here::OWN
     }
 
-    /// By which the kernel says whose call it is.
+    /// The kernel's `AUDIT_ARCH_*` value, as in `seccomp_data.arch`.
     pub fn audit_arch(self) -> u32 {
         match self {
             Arch::Own => here::TOKEN,
@@ -103,7 +104,7 @@ impl Arch {
         }
     }
 
-    /// The number of a call, where it has one.
+    /// The number of a syscall, if the architecture has it.
     pub fn syscall_number(self, name: &str) -> Option<u32> {
         match self {
             Arch::Own => table::number(name),
@@ -120,7 +121,8 @@ impl Arch {
         }
     }
 
-    /// Whether its calls are among those of this machine and told apart by their numbers.
+    /// Whether this is x32, which shares the native `AUDIT_ARCH_*` value and differs only in its
+    /// syscall numbers.
     pub fn is_x32(self) -> bool {
         self != Arch::Own && self.audit_arch() == here::TOKEN
     }

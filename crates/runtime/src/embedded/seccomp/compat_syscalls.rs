@@ -1,11 +1,11 @@
-//! System calls of other machines than this one, whose programs this one runs as well. The kernel's numbers, by name in
-//! order, so that a name is found by halves.
+//! Syscall numbers of the compat ABIs whose programs also run on this host, from the kernel's tables.
+//! Sorted by name, for binary search.
 
 macro_rules! calls {
     ($($name:ident $number:literal),* $(,)?) => { &[$((stringify!($name), $number)),*] };
 }
 
-/// Of programs for 32 bits on a machine with 64 (`SCMP_ARCH_X86`).
+/// 32-bit programs on x86_64 (`SCMP_ARCH_X86`).
 #[cfg(any(target_arch = "x86_64", test))]
 pub const X86: &[(&str, u32)] = calls![
     _llseek 140, _newselect 142, _sysctl 149, accept4 364, access 33, acct 51, add_key 286, adjtimex 124,
@@ -83,7 +83,8 @@ pub const X86: &[(&str, u32)] = calls![
     write 4, writev 146,
 ];
 
-/// What differs for programs of 64 bits with short pointers (`SCMP_ARCH_X32`); the other calls are as without.
+/// Where x32 (`SCMP_ARCH_X32`) differs from x86_64; other syscalls have the same number plus the x32
+/// bit.
 #[cfg(any(target_arch = "x86_64", test))]
 pub const X32: &[(&str, u32)] = calls![
     execve 520, execveat 545, get_robust_list 531, getsockopt 542, io_setup 543, io_submit 544, ioctl 514,
@@ -94,7 +95,7 @@ pub const X32: &[(&str, u32)] = calls![
     setsockopt 541, sigaltstack 525, timer_create 526, vmsplice 532, waitid 529, writev 516,
 ];
 
-/// Of programs for 32 bits on ARM with 64 (`SCMP_ARCH_ARM`).
+/// 32-bit programs on aarch64 (`SCMP_ARCH_ARM`).
 #[cfg(any(target_arch = "aarch64", test))]
 pub const ARM: &[(&str, u32)] = calls![
     SYSCALL_BASE 0, _llseek 140, _newselect 142,
@@ -170,7 +171,7 @@ pub const ARM: &[(&str, u32)] = calls![
     writev 146,
 ];
 
-/// Looks a name up.
+/// The number of a syscall.
 pub fn find(table: &[(&str, u32)], name: &str) -> Option<u32> {
     table.binary_search_by_key(&name, |(known, _)| *known).ok().map(|at| table[at].1)
 }

@@ -1,4 +1,4 @@
-//! From rules to the kernel's instructions.
+//! Compiles rules to a seccomp filter in classic BPF.
 
 use sys::seccomp::SockFilter;
 
@@ -6,7 +6,7 @@ use super::arch::{Arch, X32_SYSCALL_BIT};
 
 const ENOSYS: u16 = 38;
 
-/// What becomes of a call.
+/// The result of a filter for a syscall (`SECCOMP_RET_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     Allow,
@@ -18,7 +18,7 @@ pub enum Action {
     Log,
 }
 
-/// One call, with what its arguments must be like. Of several rules for a call the first that fits counts.
+/// A rule for one syscall. The first rule whose conditions all hold applies.
 #[derive(Clone, Debug)]
 pub struct Rule {
     pub number: u32,
@@ -26,7 +26,7 @@ pub struct Rule {
     pub conditions: Vec<Condition>,
 }
 
-/// What an argument must be like.
+/// A condition on one argument.
 #[derive(Clone, Debug)]
 pub struct Condition {
     argument: u8,
@@ -70,19 +70,21 @@ impl Condition {
         Condition { negate: !condition.negate, ..condition }
     }
 
-    /// Whether any of these is about the same argument.
+    /// Whether one of `others` is on the same argument.
     pub fn same_argument(&self, others: &[Condition]) -> bool {
         others.iter().any(|other| other.argument == self.argument)
     }
 
-    /// Instructions that go on behind their end where the condition holds, and jump `over` instructions further where
-    /// it does not.
+    /// Emits code that falls through if the condition holds, and otherwise skips `over` further
+    /// instructions. Arguments have 64 bits and BPF registers 32, so both halves are compared
+    /// separately.
     fn emit(&self, over: usize) -> Vec<SockFilter> {
         let low = 16 + 8 * u32::from(self.argument);
         let high = low + 4;
         let (Test::Masked { value, .. } | Test::Above(value) | Test::Below(value)) = self.test;
         let (top, bottom) = ((value >> 32) as u32, value as u32);
-        // Each part ends in the two places `yes` and `no` right behind it, which are jumps.
+        // The comparison exits through the two jumps that follow it: the first is for true, the second
+        // for false.
         let mut code = match self.test {
             Test::Masked { mask, .. } => vec![
                 load(high),
@@ -91,7 +93,7 @@ impl Condition {
                 load(low),
                 and(mask as u32),
                 jump(JUMP_EQUAL, bottom, 0, 1),
-                // yes: over `no`
+                // True: skip the jump for false.
                 jump_to(1),
             ],
             Test::Above(_) => vec![
@@ -113,7 +115,7 @@ impl Condition {
         };
         let over = u32::try_from(over).unwrap_or(u32::MAX);
         if self.negate {
-            // The two places exchanged: yes goes over everything, no goes on.
+            // Negated: true skips everything, false continues.
             let last = code.len() - 1;
             code[last] = jump_to(over + 1);
             code.push(jump_to(0));
@@ -124,11 +126,12 @@ impl Condition {
     }
 }
 
-/// Makes the whole program, of the rules for each machine. What is of none of them ends.
+/// Compiles the whole filter from the rules of each architecture. Syscalls of any other architecture
+/// kill the process.
 pub fn build_program(machines: &[(Arch, Vec<Rule>)], default: Action) -> Vec<SockFilter> {
     let mut program = vec![return_action(Action::KillProcess)];
     let short = machines.iter().find(|(machine, _)| machine.is_x32());
-    // The last is asked for first, which is to be this machine's own.
+    // Sections are prepended, so the loop runs backwards and the native architecture is checked first.
     for (machine, rules) in machines.iter().rev().filter(|(machine, _)| !machine.is_x32()) {
         let mut section = vec![load(0)];
         if *machine == Arch::Own && cfg!(target_arch = "x86_64") {
@@ -136,7 +139,7 @@ pub fn build_program(machines: &[(Arch, Vec<Rule>)], default: Action) -> Vec<Soc
                 Some((_, rules)) => emit_syscalls(rules, default),
                 None => vec![return_action(Action::Errno(ENOSYS))],
             };
-            // A comparison jumps no further than 255, a plain jump any distance.
+            // Conditional jumps have 8-bit offsets, unconditional jumps 32-bit ones.
             section.extend([jump(JUMP_GREATER_OR_EQUAL, X32_SYSCALL_BIT, 1, 0), jump_over(&short)]);
             section.extend(short);
         }
@@ -150,12 +153,12 @@ pub fn build_program(machines: &[(Arch, Vec<Rule>)], default: Action) -> Vec<Soc
     program
 }
 
-/// What becomes of each number.
+/// Emits the rules of all syscalls, selected by syscall number.
 fn emit_syscalls(rules: &[Rule], default: Action) -> Vec<SockFilter> {
     let mut numbers: Vec<u32> = rules.iter().map(|rule| rule.number).collect();
     numbers.sort_unstable();
     numbers.dedup();
-    // From each number on, what happens, until the next one.
+    // Each entry applies from its number up to the next entry's.
     let mut ranges: Vec<(u32, Vec<SockFilter>)> = vec![(0, vec![return_action(default)])];
     let mut add = |from: u32, code: Vec<SockFilter>| match ranges.last_mut() {
         Some((start, last)) if *start == from => *last = code,
@@ -173,7 +176,7 @@ fn jump_over(code: &[SockFilter]) -> SockFilter {
     jump_to(u32::try_from(code.len()).unwrap_or(u32::MAX))
 }
 
-/// Halves what is left until it is one.
+/// Emits a binary search for the range of a syscall number.
 fn binary_search(ranges: &[(u32, Vec<SockFilter>)]) -> Vec<SockFilter> {
     if let [(_, code)] = ranges {
         return code.clone();

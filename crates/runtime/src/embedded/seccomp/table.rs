@@ -1,6 +1,6 @@
-//! System calls of this machine by name, and which of them a container may make.
+//! The syscalls of the native architecture, and those that containers may use by default.
 
-/// What every container may call; containerd's list.
+/// Allowed in all containers; containerd's list.
 pub const ALLOWED: &[&str] = &[
     "accept",
     "accept4",
@@ -312,9 +312,9 @@ pub const ALLOWED: &[&str] = &[
     "writev",
 ];
 
-/// What only programs for 32 bits have, the same list's. Which sockets `socketcall` makes no filter sees, but programs
-/// with glibc have no other way to one; containerd lets it be for the same reason, and leaves those that nobody should
-/// have to AppArmor.
+/// Syscalls of 32-bit ABIs in the same list. A filter cannot see which kind of socket `socketcall`
+/// creates, but glibc uses nothing else there. containerd allows it for the same reason and leaves
+/// unwanted socket families to AppArmor.
 pub const ALLOWED_32: &[&str] = &[
     "_llseek",
     "_newselect",
@@ -376,7 +376,7 @@ pub const ALLOWED_32: &[&str] = &[
     "ugetrlimit",
     "utimensat_time64",
     "waitpid",
-    // Of ARM alone.
+    // Only on ARM.
     "arm_fadvise64_64",
     "arm_sync_file_range",
     "breakpoint",
@@ -385,7 +385,7 @@ pub const ALLOWED_32: &[&str] = &[
     "sync_file_range2",
 ];
 
-/// What a capability allows besides.
+/// Allowed in addition with a capability.
 pub const BY_CAPABILITY: &[(u8, &[&str])] = &[
     // CAP_DAC_READ_SEARCH
     (2, &["open_by_handle_at"]),
@@ -444,7 +444,7 @@ pub const BY_CAPABILITY: &[(u8, &[&str])] = &[
     (38, &["perf_event_open"]),
 ];
 
-/// The number of a call on this machine, where it has one.
+/// The number of a syscall on the native architecture.
 pub fn number(name: &str) -> Option<u32> {
     let find =
         |table: &[(&str, i64)]| table.iter().find(|(known, _)| *known == name).map(|(_, number)| *number);
@@ -577,7 +577,8 @@ const OWN: &[(&str, i64)] = calls![
 #[cfg(not(target_arch = "x86_64"))]
 const OWN: &[(&str, i64)] = &[];
 
-/// Newer than the list this is made from; the same on every machine, but for the one that is only on one.
+/// Syscalls without a constant in the `libc` crate. The numbers are the same on all architectures,
+/// except for `io_pgetevents`; `uretprobe` exists on x86_64 only.
 const NEW: &[(&str, i64)] = &[
     ("io_pgetevents", if cfg!(target_arch = "x86_64") { 333 } else { 292 }),
     ("uretprobe", 335),

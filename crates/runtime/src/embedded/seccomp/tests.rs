@@ -1,11 +1,11 @@
 use super::*;
 
-/// Runs a filter as the kernel would.
+/// Runs a filter for a native syscall, as the kernel does.
 fn run_syscall(program: &[SockFilter], call: &str, arguments: &[u64]) -> u32 {
     run_syscall_on(Arch::Own, program, call, arguments)
 }
 
-/// A call by a program of another machine.
+/// Runs a filter for a syscall of another architecture.
 fn run_syscall_on(machine: Arch, program: &[SockFilter], call: &str, arguments: &[u64]) -> u32 {
     let number = machine.syscall_number(call).unwrap_or_else(|| panic!("{call} has no number"));
     run(program, machine.audit_arch(), number, arguments)
@@ -87,7 +87,7 @@ fn default_profile_limits_syscalls() {
 #[test]
 fn unknown_arch_is_killed() {
     let program = default_filter(&[]);
-    // That of a big old computer.
+    // The value of s390x.
     assert_eq!(run(&program, 0x8000_0016, 1, &[]), KILL);
     let limit = 4096;
     let all: Vec<u8> = (0..=40).collect();
@@ -131,10 +131,11 @@ fn handles_x86_and_x32_syscalls() {
     for call in ["umount", "vm86", "uselib", "stime"] {
         assert_eq!(run_syscall_on(Arch::X86, &program, call, &[]), DENY, "{call}");
     }
-    // The same number means another call for another machine: 165 is to ask for an id, or to mount.
+    // The same number is different syscalls: 165 is `mount` on x86_64 and `getresuid` on i386.
     let (own, old) = (Arch::Own.audit_arch(), Arch::X86.audit_arch());
     assert_eq!((run(&program, own, 165, &[]), run(&program, old, 165, &[])), (DENY, ALLOW));
-    // Those with short pointers have no other numbers than theirs, and others not theirs.
+    // Where x32 has numbers of its own, the native ones are denied for it, and its own are denied
+    // without the x32 bit.
     assert_eq!(run(&program, own, 0x4000_0000 | 520, &[]), ALLOW);
     assert_eq!(run(&program, own, 520, &[]), DENY);
     assert_eq!(run(&program, own, 0x4000_0000 | 59, &[]), DENY);
@@ -226,15 +227,15 @@ fn profiles_match_runc() {
     let check = |call, arguments: &[u64], expected| {
         assert_eq!(run_syscall(&program, call, arguments), expected, "{call} {arguments:?}");
     };
-    // Any of those about one argument, all of those about several.
+    // Conditions on one argument are alternatives; conditions on several arguments must all hold.
     check("personality", &[0], ALLOW);
     check("personality", &[8], ALLOW);
     check("personality", &[9], DENY);
     check("lseek", &[3, 8], ALLOW);
     check("lseek", &[3, 9], DENY);
-    // What happens anyway is no rule.
+    // A rule with the default action is ignored.
     check("socket", &[2], ALLOW);
     check("socket", &[3], DENY);
-    // One without conditions replaces those with.
+    // A rule without conditions replaces those with conditions.
     check("sync", &[2], ALLOW);
 }

@@ -1,5 +1,5 @@
-//! CRI's calls, each by its name. What is asked of [`Runtime`] as it is goes straight there; the rest is filters and what
-//! only clients other than the kubelet want.
+//! Dispatches CRI calls by method name. Most go to [`Runtime`](crate::Runtime) as they are; filters and the calls that
+//! only clients other than the kubelet use are implemented here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::embedded::pods::{Container as Known, Pod};
 use crate::embedded::{Embedded, now, record, usage, view};
 use crate::{Result as Answered, Runtime as _};
 
-/// The kernel's own files, not systemd.
+/// The cgroupfs driver, not systemd.
 const CGROUPFS: i32 = 1;
 
 fn unary(message: &impl Message) -> Result<GrpcReply, GrpcStatus> {
@@ -26,7 +26,7 @@ fn decode<T: Message + Default>(bytes: &[u8]) -> Result<T, GrpcStatus> {
     T::decode(bytes).map_err(|error| GrpcStatus::invalid(error.to_string()))
 }
 
-/// Requests that only name something.
+/// Decodes a request that consists of an ID.
 fn decode_id(bytes: &[u8]) -> Result<String, GrpcStatus> {
     decode::<Id>(bytes).map(|request| request.id)
 }
@@ -35,7 +35,8 @@ fn seconds(count: i64) -> Duration {
     Duration::from_secs(u64::try_from(count).unwrap_or(0))
 }
 
-/// Does what is called for. A stream that has just one message is written like an answer that is one.
+/// Handles a call. The `Stream*` calls send all items in a single message, like their unary
+/// counterparts.
 pub(super) async fn call(runtime: Embedded, path: &str, bytes: &[u8]) -> Result<GrpcReply, GrpcStatus> {
     match path {
         "/runtime.v1.ImageService/ListImages" | "/runtime.v1.ImageService/StreamImages" => {
@@ -107,7 +108,7 @@ async fn call_sandbox_method(runtime: Embedded, method: &str, bytes: &[u8]) -> R
         }
         "RunPodSandbox" => {
             let request: RunPodSandboxRequest = decode(bytes)?;
-            let config = request.config.ok_or_else(|| GrpcStatus::invalid("the pod has no configuration"))?;
+            let config = request.config.ok_or_else(|| GrpcStatus::invalid("sandbox config is missing"))?;
             let pod_sandbox_id = runtime.run_pod(&config, &request.runtime_handler, true).await?;
             unary(&RunPodSandboxResponse { pod_sandbox_id })
         }
@@ -151,7 +152,7 @@ async fn call_sandbox_method(runtime: Embedded, method: &str, bytes: &[u8]) -> R
             unary(&Url { url: runtime.port_forward(&id, &request.port).await? })
         }
         "GetContainerEvents" => Ok(GrpcReply::Many(events(&runtime))),
-        // There are none beyond what statistics say.
+        // There are no metrics beyond the stats.
         "ListMetricDescriptors" | "ListPodSandboxMetrics" | "StreamPodSandboxMetrics" => unary(&Empty {}),
         _ => call_container_method(runtime, method, bytes).await,
     }
@@ -166,8 +167,7 @@ async fn call_container_method(
         "CreateContainer" => {
             let request: CreateContainerRequest = decode(bytes)?;
             let pod = pod_id(&runtime, request.pod_sandbox_id);
-            let config =
-                request.config.ok_or_else(|| GrpcStatus::invalid("the container has no configuration"))?;
+            let config = request.config.ok_or_else(|| GrpcStatus::invalid("container config is missing"))?;
             let of_pod = request.sandbox_config.unwrap_or_default();
             unary(&CreateContainerResponse {
                 container_id: runtime.create_container(&pod, &config, &of_pod).await?,
@@ -259,7 +259,7 @@ async fn stats_of(runtime: &Embedded, pods: Vec<Arc<Pod>>) -> Vec<ContainerStats
     runtime.usage_of(pods).await.into_iter().flat_map(|(_, stats)| stats).collect()
 }
 
-/// People name pods and containers by the beginnings of their ids, where that is enough to tell them apart.
+/// Clients may abbreviate the IDs of pods and containers to a unique prefix.
 fn pod_id(runtime: &Embedded, given: String) -> String {
     resolve_id_prefix(given, runtime.inner.pods.all().iter().map(|pod| pod.id.clone()))
 }
@@ -294,7 +294,7 @@ async fn pod_status(
         let handler = pod.record.lock().handler.clone();
         let network = match runtime.check_by_cni(&pod).await {
             None => Value::Null,
-            Some(Ok(())) => "as it was made".into(),
+            Some(Ok(())) => "ok".into(),
             Some(Err(why)) => why.into(),
         };
         let info = json!({"runtimeHandler": handler, "directory": pod.directory, "cniCheck": network});
@@ -319,7 +319,7 @@ fn container_status(
     Ok(answer)
 }
 
-/// Whoever asks has changed the pod's cgroup; this is for those who ask what was agreed on.
+/// Records the pod's new resources, for later queries. The client has already changed the pod's cgroup.
 fn update_pod(
     runtime: &Embedded,
     request: UpdatePodSandboxResourcesRequest,
@@ -335,7 +335,7 @@ fn update_pod(
     unary(&Empty {})
 }
 
-/// All that happens from now on, until the client goes.
+/// Streams all events from now on, until the client disconnects.
 fn events(runtime: &Embedded) -> mpsc::Receiver<Vec<u8>> {
     let mut event_receiver = runtime.inner.events.subscribe();
     let (sender, receiver) = mpsc::channel(STREAM_BUFFER_MESSAGES);
@@ -347,7 +347,7 @@ fn events(runtime: &Embedded) -> mpsc::Receiver<Vec<u8>> {
             };
             let sent = match event {
                 Ok(event) => sender.send(event.encode_to_vec()).await,
-                // What was missed is seen by asking for all there is, as clients do from time to time.
+                // The client missed events. It sees their result at its next relist.
                 Err(RecvError::Lagged(_)) => Ok(()),
                 Err(RecvError::Closed) => return,
             };

@@ -1,4 +1,5 @@
-//! A client's streams, whichever protocol they come by: what it types and how large its window is, what it is shown.
+//! A client's streams, independent of the protocol: stdin and terminal sizes in, stdout, stderr and the
+//! result out.
 
 use std::collections::HashMap;
 use std::io;
@@ -10,22 +11,22 @@ use tokio::sync::mpsc;
 
 use super::session::Session;
 
-/// Pieces on their way; each is as large as what was read at once.
+/// Buffered chunks per direction. A chunk is what one read returns.
 const CHANNEL_CAPACITY: usize = 16;
-/// Answers to pings on their way.
+/// Buffered pongs.
 const PONG_QUEUE_CAPACITY: usize = 4;
 const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const ERROR: u8 = 3;
 const RESIZE: u8 = 4;
-/// In front of the number of a channel that is over.
+/// The close signal of v5: this byte, followed by the number of the closed channel.
 const CLOSE_CHANNEL: u8 = 255;
 
-/// What the client does.
+/// Input from the client.
 #[derive(Debug)]
 pub enum Input {
-    /// All streams are there.
+    /// All streams are open.
     Ready,
     Stdin(Vec<u8>),
     StdinEnd,
@@ -35,16 +36,16 @@ pub enum Input {
     },
 }
 
-/// What the client is told.
+/// Output to the client.
 #[derive(Debug)]
 pub enum Output {
     Stdout(Vec<u8>),
     Stderr(Vec<u8>),
-    /// How it ended, as a Status.
+    /// The result of the session, in the client's format.
     Status(String),
 }
 
-/// Both directions. The first is at its end when the client is gone.
+/// Both directions of a session. `input` ends when the client disconnects.
 pub struct Channels {
     pub input: mpsc::Receiver<Input>,
     pub output: mpsc::Sender<Output>,
@@ -62,7 +63,7 @@ fn resize(bytes: &[u8]) -> Option<Input> {
     Some(Input::Resize { columns: size.width, rows: size.height })
 }
 
-/// Over WebSocket: a channel's number in front of each message.
+/// WebSocket: each message starts with the number of its channel.
 pub fn websocket<R, W>(session: &Session, reader: R, writer: W, has_close_signal: bool) -> Channels
 where
     R: AsyncRead + Unpin + Send + 'static,
@@ -90,7 +91,7 @@ where
                 Some((&CLOSE_CHANNEL, [STDIN])) if has_close_signal => Some(Input::StdinEnd),
                 _ => None,
             };
-            // The session may be over while its last words are still on their way.
+            // The session may have ended while input still arrives.
             if let Some(input) = input {
                 let _ = to_session.send(input).await;
             }
@@ -98,7 +99,7 @@ where
     };
     let write_loop = async move {
         let mut sender = websocket::Sender::new(writer);
-        // The client learns that all is well before anything is said.
+        // As upstream, an empty message confirms that the connection is established.
         let _ = sender.data(&[&[STDOUT]]).await;
         loop {
             let sent = tokio::select! {
@@ -119,8 +120,8 @@ where
     Channels { input, output }
 }
 
-/// Runs both directions by themselves until either is done: a command that repeats what it is told must be able to say
-/// it while it is told more.
+/// Runs both directions concurrently until either ends: a command that echoes its input must be able to
+/// write while more input arrives.
 fn spawn_both(
     read_loop: impl Future<Output = ()> + Send + 'static,
     write_loop: impl Future<Output = ()> + Send + 'static,
@@ -133,7 +134,7 @@ fn spawn_both(
     });
 }
 
-/// Over SPDY: a stream of its own for each, told apart by a header.
+/// SPDY: one stream per channel, identified by the header `streamtype`.
 pub fn spdy<R, W>(session: &Session, reader: R, writer: W) -> Channels
 where
     R: AsyncRead + Unpin + Send + 'static,
@@ -157,31 +158,31 @@ where
                 break;
             }
             for input in spdy_streams.handle_frame(frame).await {
-                // The session may be over while its last words are still on their way.
+                // The session may have ended while input still arrives.
                 let _ = to_session.send(input).await;
             }
         }
     };
     let write_loop = async move {
-        // The client sees the connection's end; there is nobody to tell more.
+        // An error means that the client is gone, so it needs no report.
         let _ = send_output(spdy::Sender::new(writer), from_session, due).await;
     };
     spawn_both(read_loop, write_loop);
     Channels { input, output }
 }
 
-/// What is owed to a client for what it did.
+/// A control frame to send to the client.
 enum SpdyReply {
     Accept { name: &'static str, stream: u32 },
     Reset(u32),
     Ping(u32),
 }
 
-/// What the client says.
+/// The state of the client's SPDY streams.
 struct SpdyStreams {
     streams: HashMap<&'static str, u32>,
     missing: Vec<&'static str>,
-    /// Sizes come one after the other without anything between.
+    /// Terminal sizes are JSON objects without separators; this is an incomplete one.
     resizes: Vec<u8>,
     reply_sender: mpsc::Sender<SpdyReply>,
 }
@@ -220,7 +221,7 @@ impl SpdyStreams {
                     let one: Vec<u8> = self.resizes.drain(..=end).collect();
                     inputs.extend(resize(&one));
                 }
-                // A size is a few bytes; whatever this is, it is none.
+                // No valid size is this long.
                 if self.resizes.len() > 1024 {
                     self.resizes.clear();
                 }
@@ -232,8 +233,8 @@ impl SpdyStreams {
     }
 }
 
-/// Tells the client what the session says, then closes all streams and waits for it to hang up, which it does when it
-/// has read them.
+/// Sends the session's output. At its end closes all streams and waits for the client to disconnect,
+/// which it does after reading them.
 async fn send_output<W: AsyncWrite + Unpin>(
     mut sender: spdy::Sender<W>,
     mut from_session: mpsc::Receiver<Output>,
@@ -243,7 +244,7 @@ async fn send_output<W: AsyncWrite + Unpin>(
     let mut streams: HashMap<&'static str, u32> = HashMap::new();
     loop {
         let output = tokio::select! {
-            // What the client opened is accepted before anything is said over it.
+            // A stream must be accepted before data is sent on it.
             biased;
             Some(reply) = due.recv() => {
                 match reply {
@@ -273,12 +274,12 @@ async fn send_output<W: AsyncWrite + Unpin>(
             sender.data(*stream, b"", true).await?;
         }
     }
-    // Ended sooner by the client's leaving.
+    // Interrupted when the client disconnects.
     tokio::time::sleep(CLOSE_TIMEOUT).await;
     sender.close().await
 }
 
-/// The bytes inside WebSocket messages, as a connection of their own.
+/// The byte stream inside WebSocket messages.
 pub fn tunnel(
     client: impl AsyncRead + AsyncWrite + Send + 'static,
 ) -> (tokio::io::ReadHalf<DuplexStream>, tokio::io::WriteHalf<DuplexStream>) {

@@ -1,4 +1,5 @@
-//! Port-forward: for every connection of the client a pair of streams, one for data and one for what goes wrong.
+//! Port-forward: each connection of the client is a pair of SPDY streams, one for data and one for
+//! errors.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,29 +19,30 @@ use crate::embedded::supervisor_client::SupervisorClient;
 
 const CHANNEL_CAPACITY: usize = 16;
 const READ_BUFFER_BYTES: usize = 32 << 10;
-/// What may wait to be taken by pods, of all connections of a client together; then the client waits, too. The protocol has
-/// no way to make one connection wait without the others.
+/// Limit of the bytes that wait to be written into the pod, for all connections of a client together.
+/// At the limit, nothing more is read from the client: the protocol cannot pause a single connection.
 const MAX_PENDING_BYTES: usize = 4 << 20;
-/// How long a pod may take nothing of what waits. The client is not heard meanwhile, and may well have gone.
+/// How long reading may be paused before the client is dropped. While it is paused, a disconnect goes
+/// unnoticed.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(300);
-/// Between the client's last word and telling the pod so.
+/// Delay between the end of the client's data and the half-close of the connection into the pod.
 const SHUTDOWN_DELAY: Duration = Duration::from_secs(1);
 
-/// A piece for one of the client's streams.
+/// Data for one of the client's streams.
 struct StreamChunk {
     stream: u32,
     bytes: Vec<u8>,
     is_last: bool,
 }
 
-/// What clients have sent and pods have not taken yet.
+/// Counts the bytes that are received from the client and not yet written into the pod.
 #[derive(Default)]
 struct PendingBytes {
     bytes: AtomicUsize,
     capacity: Notify,
 }
 
-/// Bytes that wait, and count for as long.
+/// Received bytes, counted until they are dropped.
 struct PendingChunk {
     bytes: Vec<u8>,
     waiting: Arc<PendingBytes>,
@@ -62,14 +64,14 @@ impl Drop for PendingChunk {
     }
 }
 
-/// A pair that is not complete yet.
+/// A pair of streams of which one may be missing.
 #[derive(Default)]
 struct StreamPair {
     error: Option<u32>,
     data: Option<u32>,
 }
 
-/// Carries connections into a pod until the client hangs up.
+/// Forwards connections into a pod until the client disconnects.
 pub async fn run<R, W>(pod: &Path, reader: R, writer: W)
 where
     R: AsyncRead + Unpin,
@@ -104,7 +106,7 @@ where
                     }
                     if let (Some(error), Some(data)) = (pair.error, pair.data) {
                         pairs.remove(&key);
-                        // The limit is on all of them.
+                        // Unbounded: the limit applies to all connections together.
                         let (sender, receiver) = mpsc::unbounded_channel();
                         into_pod.insert(data, sender);
                         let port = value("port").parse().unwrap_or(0);
@@ -132,7 +134,7 @@ where
     }
 }
 
-/// One connection, from its beginning to its end.
+/// Forwards one connection.
 async fn connect(
     pod: PathBuf,
     port: u16,
@@ -157,7 +159,8 @@ async fn connect(
                 return;
             }
         }
-        // Servers that take this for the end of everything get a moment to answer; no other runtime passes it on.
+        // Servers that take a half-close for the end of the connection get a moment to respond. Other
+        // runtimes do not pass it on.
         tokio::time::sleep(SHUTDOWN_DELAY).await;
         let _ = writer.shutdown().await;
     };
@@ -171,7 +174,7 @@ async fn connect(
         }
         let _ = to_client.send(end(data, Vec::new())).await;
     };
-    // The pod's side decides when it is over; a client that has said all may still listen.
+    // The pod's side ends the connection: a client that has sent everything may still be reading.
     tokio::pin!(client_to_pod, pod_to_client);
     tokio::select! {
         () = &mut pod_to_client => {}
@@ -180,7 +183,7 @@ async fn connect(
     let _ = to_client.send(end(error, Vec::new())).await;
 }
 
-/// Connects to a port inside the pod: the loopback of its network, in either family.
+/// Connects to a port on the loopback of the pod's network, IPv4 first.
 async fn dial(pod: &Path, port: u16) -> Result<TcpStream, String> {
     let mut errors = Vec::new();
     for ip in [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)] {
@@ -198,6 +201,6 @@ async fn dial_one(pod: &Path, address: SocketAddr) -> io::Result<TcpStream> {
             .await?;
     caller.wait_done().await.map_err(io::Error::other)?;
     let socket = caller.take_fd().ok_or(io::ErrorKind::NotFound)?;
-    // It stays in the network it was made in, whoever uses it.
+    // A socket stays in the network namespace it was created in.
     TcpSocket::from_std_stream(std::net::TcpStream::from(socket)).connect(address).await
 }

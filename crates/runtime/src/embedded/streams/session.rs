@@ -1,4 +1,4 @@
-//! Exec and attach: a client's streams tied to those of a process.
+//! Exec and attach sessions: connect a client's streams to those of a process.
 
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
@@ -16,18 +16,19 @@ use crate::embedded::exec::{exec_failure, output_pipe, wait_exit_code};
 use crate::embedded::protocol::{StreamSet, SupervisorRequest, SupervisorResponse};
 use crate::embedded::supervisor_client::SupervisorClient;
 
-/// What is read at once.
+/// Bytes read at once.
 const READ_BUFFER_BYTES: usize = 32 << 10;
-/// For more to come out of pipes whose process is gone, since somebody else may hold them open for ever.
+/// Time to read remaining output after the process has exited, since another process may hold the pipes
+/// open forever.
 const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// For a client to open all its streams.
+/// Time for the client to open all its streams.
 const STREAM_OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a client is tied to.
+/// An exec or attach request.
 pub struct Session {
     pub pod: PathBuf,
     pub container: String,
-    /// None attaches to what runs already.
+    /// `None` attaches to the container's first process.
     pub command: Option<Vec<String>>,
     pub tty: bool,
     pub stdin: bool,
@@ -35,7 +36,7 @@ pub struct Session {
     pub stderr: bool,
 }
 
-/// Our ends of the pipes.
+/// The local ends of the pipes.
 #[derive(Default)]
 pub(super) struct SessionStdio {
     pub stdin: Option<pipe::Sender>,
@@ -60,7 +61,7 @@ impl Session {
         }
     }
 
-    /// Pipes, and their far ends to send along.
+    /// Creates pipes. Returns the local ends, and the remote ends to send to the supervisor.
     fn open_stdio(&self) -> std::io::Result<(SessionStdio, Vec<OwnedFd>)> {
         let (mut stdio, mut remote_fds) = (SessionStdio::default(), Vec::new());
         if self.stdin {
@@ -90,7 +91,7 @@ impl Session {
         }
     }
 
-    /// Asks the supervisor; what went wrong is a status.
+    /// Sends the request to the supervisor. The error is a `Status` object.
     async fn call_supervisor(
         &self,
         command: Option<Vec<String>>,
@@ -112,14 +113,15 @@ impl Session {
         Ok(caller)
     }
 
-    /// Runs a command, with pipes or with a terminal that comes back with the answer.
+    /// Runs a command, with pipes or with a terminal whose descriptor the supervisor returns.
     async fn exec(&self, command: Vec<String>, channels: Channels) -> Result<Option<Value>, Value> {
         let (mut stdio, remote_fds) =
             if self.tty { Default::default() } else { self.open_stdio().map_err(failed)? };
         let mut caller = self.call_supervisor(Some(command), remote_fds).await?;
         let mut terminal = None;
         if self.tty {
-            let terminal_fd = caller.take_fd().ok_or_else(|| internal("no terminal"))?;
+            let terminal_fd =
+                caller.take_fd().ok_or_else(|| internal("the supervisor returned no terminal"))?;
             let (ends, sized) = Terminal::new(terminal_fd).map_err(failed)?;
             (stdio, terminal) = (ends, Some(sized));
         }
@@ -135,7 +137,7 @@ impl Session {
     async fn attach(&self, channels: Channels) -> Result<Option<Value>, Value> {
         let (stdio, remote_fds) = self.open_stdio().map_err(failed)?;
         let mut caller = self.call_supervisor(None, remote_fds).await?;
-        // Of several sizes the last one counts.
+        // Only the latest size matters.
         let (sizes, mut wanted) = watch::channel((0, 0));
         let resize = move |rows, columns| {
             sizes.send_replace((rows, columns));
@@ -159,8 +161,8 @@ impl Session {
     }
 }
 
-/// Passes on what both sides say, until the process has ended and all it said is read. None when the client is gone
-/// before: hanging up then ends a command.
+/// Copies data in both directions until the process has exited and its output is read. `None` if the
+/// client disconnects first; closing the connection to the supervisor then kills the command.
 async fn copy_streams(
     stdio: SessionStdio,
     channels: Channels,
@@ -186,7 +188,7 @@ async fn copy_streams(
     status
 }
 
-/// Passes on what a process says until it has said all.
+/// Copies the output of a process until it ends.
 async fn read_output(
     stdout: Option<pipe::Receiver>,
     stderr: Option<pipe::Receiver>,
@@ -218,14 +220,15 @@ async fn read_stream(
     }
 }
 
-/// When the process is gone and nothing has come for a while. A client that is slow to read is waited for.
+/// Completes a while after the process has exited. Each read restarts the time, and sending to a slow
+/// client does not count.
 async fn wait_drained(is_over: &watch::Receiver<bool>) {
-    // An error is the end of the session, which ends the reading with it.
+    // An error means that the session has ended and this read with it.
     let _ = is_over.clone().wait_for(|over| *over).await;
     tokio::time::sleep(OUTPUT_DRAIN_TIMEOUT).await;
 }
 
-/// Passes on what a client types; ends when the client is gone.
+/// Copies the input of a client until it disconnects.
 async fn write_input(
     mut stdin: Option<pipe::Sender>,
     input: &mut mpsc::Receiver<Input>,
@@ -247,7 +250,7 @@ async fn write_input(
     }
 }
 
-/// The end as a client of that version wants to hear it.
+/// The result in the client's format; `None` if there is nothing to report.
 fn format_status(status: &Value, status_format: StatusFormat) -> Option<String> {
     match status_format {
         StatusFormat::Status => Some(status.to_string()),
@@ -268,7 +271,7 @@ fn exited(code: Option<i32>) -> Value {
             "message": format!("command terminated with non-zero exit code: exit status {code}"),
             "details": {"causes": [{"reason": "ExitCode", "message": code.to_string()}]},
         }),
-        None => internal("the container is gone"),
+        None => internal("the pod supervisor exited"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The near end of a terminal.
+//! The master side of a pseudo-terminal.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -7,12 +7,12 @@ use tokio::net::unix::pipe;
 
 use super::session::SessionStdio;
 
-/// A terminal whose other end is a container's, as far as it is more than two pipes.
+/// A pty master, kept for resizing. The other side belongs to a container.
 pub struct Terminal(OwnedFd);
 
 impl Terminal {
-    /// What is typed goes into one end and what is shown comes out of the other. Reading fails when nobody holds the
-    /// container's side any more, which is its end.
+    /// Returns the master as an input and an output pipe. Reading fails once no process holds the
+    /// container's side, which counts as end of file.
     pub fn new(fd: OwnedFd) -> io::Result<(SessionStdio, Terminal)> {
         let flags = rustix::fs::fcntl_getfl(&fd)?;
         rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;

@@ -1,4 +1,4 @@
-//! Whoever talks to the supervisor.
+//! A client connection of the supervisor.
 
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -6,21 +6,21 @@ use std::os::unix::net::UnixStream;
 
 use crate::embedded::protocol::{SupervisorRequest, SupervisorResponse, decode_message, encode_message};
 
-/// More than these never come with one request.
+/// No request has more descriptors than this.
 const MAX_FDS_PER_REQUEST: usize = 4;
 
-/// One connection. Never waits for the other side.
+/// A client connection. Reading and writing never block.
 pub struct Connection {
     pub id: u64,
     pub stream: UnixStream,
     received: Vec<u8>,
     fds: Vec<OwnedFd>,
     outgoing: Vec<u8>,
-    /// Hears of every change.
+    /// Gets every status change.
     pub is_watcher: bool,
-    /// Is over as soon as all is said.
+    /// Closes once all output is sent.
     pub closes_after_flush: bool,
-    /// The other side is gone.
+    /// The peer is gone or has sent an invalid message.
     pub is_lost: bool,
 }
 
@@ -40,7 +40,7 @@ impl Connection {
         })
     }
 
-    /// The requests that have arrived as a whole, the descriptors with them.
+    /// The requests that have arrived completely, with their descriptors.
     pub fn requests(&mut self) -> Vec<(SupervisorRequest, Vec<OwnedFd>)> {
         let mut buffer = [0; 4 << 10];
         let mut requests = Vec::new();
@@ -78,10 +78,10 @@ impl Connection {
         self.flush();
     }
 
-    /// Says something that a descriptor belongs to.
+    /// Sends a response with a descriptor.
     pub fn send_with_fd(&mut self, answer: &SupervisorResponse, fd: BorrowedFd<'_>) {
         let bytes = encode_message(answer);
-        // The first thing said on a connection always fits.
+        // This is the first response on the connection, so it fits into the socket buffer.
         match sys::fds::send(self.stream.as_fd(), &bytes, &[fd]) {
             Ok(count) => self.outgoing.extend_from_slice(&bytes[count..]),
             Err(_) => self.is_lost = true,

@@ -1,9 +1,9 @@
-//! A container that runs, as its supervisor sees it: its first process, its streams, who listens to them.
+//! A running container as its supervisor sees it: first process, streams and attached listeners.
 //!
-//! Whoever is attached hears all that is said. One that is slow is waited for, as by containerd: little is kept for it, and
-//! once that is much the container is no longer heard, so that it waits in turn when its pipe is full. But nobody's
-//! terminal that stands still may stop a container for good: a listener that takes nothing for a while is sent away, and
-//! told so. It finds the rest in the log.
+//! Every listener gets all output. As in containerd, a slow listener slows the container down: once too
+//! much is pending for it, the container's output is no longer read, and the container blocks when its
+//! pipe is full. A stopped terminal must not block a container forever, so a listener that reads
+//! nothing for a while is removed with an error. It finds the rest in the log.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -20,30 +20,32 @@ use super::spawn::SpawnResult;
 use crate::embedded::protocol::RunStatus;
 use crate::embedded::spec;
 
-/// What is read at once.
+/// Bytes read at once.
 const READ_BUFFER_BYTES: usize = 8 << 10;
-/// What is heard of a container before others have their turn: some speak faster than can be written down.
+/// Bytes read from one container before other events are handled: some write faster than the log can be
+/// written.
 const MAX_BYTES_PER_READ: usize = 16 * READ_BUFFER_BYTES;
-/// What is heard of one that has ended. More is only in a pipe where somebody else still writes to it.
+/// Limit of the output read after the exit. More can be in a pipe only if another process still writes
+/// to it.
 const MAX_FINAL_OUTPUT_BYTES: usize = 1 << 20;
 
-/// One run.
+/// A container that was started.
 pub struct RunningContainer {
     pub spec: spec::Container,
     pub status: RunStatus,
-    /// None once it has ended.
+    /// `None` after the exit.
     pub child: Option<Child>,
-    /// Open until its program runs, with who wants to know.
+    /// The channel of a start in progress, and the connection that waits for its result.
     pub starting: Option<PendingStart>,
     pub output: [Option<File>; 2],
-    /// With a terminal: its near end, for both directions.
+    /// With a terminal: the pty master, for both directions.
     pub terminal: Option<File>,
     pub stdin: Option<File>,
-    /// What the container has not read yet.
+    /// Input that the container has not read yet.
     pub to_stdin: Vec<u8>,
-    /// Closes its stdin once all is written.
+    /// Close stdin once `to_stdin` is written.
     pub stdin_ends: bool,
-    /// Who it runs as, once it does.
+    /// The user it was started as.
     pub identity: Option<Identity>,
     pub log: Log,
     pub listeners: Vec<Listener>,
@@ -56,7 +58,7 @@ pub struct PendingStart {
 }
 
 impl RunningContainer {
-    /// Reads what the container says at the moment. `None` when the stream is at its end.
+    /// Reads the output that is available. `None` at the end of the stream.
     pub fn read_output(&mut self, stream: OutputStream) -> Option<()> {
         self.read_output_up_to(stream, MAX_BYTES_PER_READ)
     }
@@ -79,14 +81,14 @@ impl RunningContainer {
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Some(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // A terminal whose far end nobody holds answers with an error.
+                // A pty master returns an error once no process holds the other side.
                 Err(_) => return self.close(stream),
             }
         }
         Some(())
     }
 
-    /// Whether its program is about to be run.
+    /// Whether its program is not running yet.
     pub fn is_starting(&self) -> bool {
         self.starting.is_some()
     }
@@ -95,19 +97,20 @@ impl RunningContainer {
         self.status.finished != 0
     }
 
-    /// Whether somebody is so far behind that it has to be waited for.
+    /// Whether the stream must not be read because a listener is too far behind.
     pub fn is_blocked(&self, stream: OutputStream) -> bool {
         !self.is_finished() && self.listeners.iter().any(|listener| listener.is_full(stream))
     }
 
-    /// When it will have been waited for somebody for long enough. Once the container is over all are waited for.
+    /// When the next listener has to be removed for being too slow. After the exit, all listeners with
+    /// pending output have a deadline.
     pub fn deadline(&self) -> Option<Instant> {
         let is_over = self.is_finished();
         self.listeners.iter().filter_map(|listener| listener.write_deadline(is_over)).min()
     }
 
-    /// Lets go of those whom nobody waits for any more: who took nothing for too long, and who have heard all of a
-    /// container that is over. Answers their connections, each with whether it heard all.
+    /// Removes listeners that are too slow, and after the exit those that have read everything. Returns
+    /// their connections, each with whether it has read everything.
     pub fn take_finished_listeners(&mut self, now: Instant) -> Vec<(u64, bool)> {
         let is_over = self.is_finished();
         let (mut finished, mut had_stdin) = (Vec::new(), false);
@@ -132,8 +135,9 @@ impl RunningContainer {
         None
     }
 
-    /// Passes on what one of the listeners types. One who has typed all there is leaves, and its connection is
-    /// answered; unless the container hears of that end, too, and may have more to say because of it.
+    /// Reads input from a listener. At its end the listener is removed and its connection returned for
+    /// the response. With `stdinOnce` the container's stdin is closed instead, and the listener stays
+    /// for further output.
     pub fn read_listener_input(&mut self, at: usize) -> Option<u64> {
         let mut buffer = [0; READ_BUFFER_BYTES];
         match self.listeners.get_mut(at)?.stdin.as_mut()?.read(&mut buffer) {
@@ -152,21 +156,22 @@ impl RunningContainer {
         }
     }
 
-    /// Lets listeners go who have hung up.
+    /// Removes listeners whose connection was closed.
     pub fn remove_listeners(&mut self, is_closed: impl Fn(&Listener) -> bool) {
         let had_stdin = self.listeners.iter().any(|listener| listener.stdin.is_some() && is_closed(listener));
         self.listeners.retain(|listener| !is_closed(listener));
         self.end_shared_stdin(had_stdin);
     }
 
-    /// One who typed is gone: the container waits for nobody else where it was for that one.
+    /// Closes stdin after the first listener with stdin is gone, if no other may follow (`stdinOnce`).
     fn end_shared_stdin(&mut self, had_stdin: bool) {
         if had_stdin && self.is_stdin_once() {
             self.end_stdin();
         }
     }
 
-    /// Whether the first who types is the only one. A terminal has no end that could be passed on.
+    /// Whether stdin ends with the first listener. A terminal has no end of file that could be passed
+    /// on.
     fn is_stdin_once(&self) -> bool {
         self.spec.stdin_once && !self.spec.tty
     }
@@ -176,7 +181,7 @@ impl RunningContainer {
         self.write_stdin();
     }
 
-    /// Writes to the container what it takes.
+    /// Writes pending input as far as the container reads it.
     pub fn write_stdin(&mut self) {
         let target = if self.terminal.is_some() { self.terminal.as_mut() } else { self.stdin.as_mut() };
         let Some(target) = target else { return self.to_stdin.clear() };
@@ -189,9 +194,9 @@ impl RunningContainer {
         }
     }
 
-    /// The first process has ended: takes down what is left to hear, and how it was.
+    /// Handles the exit of the first process: reads the remaining output and records the final status.
     pub fn end(&mut self, ended: ExitStatus, out_of_memory: bool) {
-        // From now on nobody is waited for before it is heard.
+        // Set before reading: from now on a slow listener does not keep output from being read.
         self.status.finished = nanoseconds(Timestamp::now());
         for stream in [OutputStream::Out, OutputStream::Err] {
             self.read_output_up_to(stream, MAX_FINAL_OUTPUT_BYTES);
@@ -208,7 +213,7 @@ impl RunningContainer {
         self.status.pid = 0;
     }
 
-    /// How large the terminal is.
+    /// Sets the size of the terminal.
     pub fn resize(&self, rows: u16, columns: u16) {
         if let Some(terminal) = &self.terminal {
             resize(terminal, rows, columns);
@@ -216,13 +221,13 @@ impl RunningContainer {
     }
 }
 
-/// Says how large a terminal is.
+/// Sets the size of a terminal.
 pub fn resize(terminal: &File, rows: u16, columns: u16) {
     let size = rustix::termios::Winsize { ws_row: rows, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
     let _ = rustix::termios::tcsetwinsize(terminal, size);
 }
 
-/// Writes as much as is taken at the moment; answers whether more may come.
+/// Writes as much as possible without blocking. Returns whether the file is still writable.
 pub fn write_some(file: &mut File, pending: &mut Vec<u8>) -> bool {
     while !pending.is_empty() {
         match file.write(pending) {
@@ -236,7 +241,7 @@ pub fn write_some(file: &mut File, pending: &mut Vec<u8>) -> bool {
     true
 }
 
-/// A descriptor that never keeps the supervisor waiting.
+/// Makes a descriptor non-blocking.
 pub fn nonblocking_file(fd: OwnedFd) -> io::Result<File> {
     let flags = rustix::fs::fcntl_getfl(&fd)?;
     rustix::fs::fcntl_setfl(&fd, flags | rustix::fs::OFlags::NONBLOCK)?;

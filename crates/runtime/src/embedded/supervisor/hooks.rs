@@ -1,4 +1,4 @@
-//! The hooks of a container that are run on its way, by the process that becomes it.
+//! The hooks that run before a container's program, in the process that becomes the container.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -10,19 +10,20 @@ use super::spawn::{self, SpawnContext};
 use crate::embedded::hooks::{self, HookState};
 use crate::embedded::spec::{Container, Hook, Stage};
 
-/// Those of one container.
+/// The hooks of a container.
 pub struct Hooks<'a> {
     hooks: &'a [Hook],
     id: &'a str,
-    /// This process, as the host counts.
+    /// The PID of this process in the host's PID namespace.
     pid: i32,
     bundle: &'a Path,
 }
 
 impl Hooks<'_> {
-    /// While the host's own files about processes are in sight, which know this one's number there.
+    /// Must be called while the host's /proc is visible: /proc/self there has this process's PID on the
+    /// host.
     pub fn new<'a>(id: &'a str, spec: &'a Container, bundle: &'a Path) -> Result<Hooks<'a>, Failure> {
-        let own = std::fs::read_link("/proc/self").map_err(Failure::during("find this process's number"))?;
+        let own = std::fs::read_link("/proc/self").map_err(Failure::during("read this process's PID"))?;
         let pid = own.to_str().and_then(|number| number.parse().ok()).unwrap_or(0);
         Ok(Hooks { hooks: &spec.hooks, id, pid, bundle })
     }
@@ -36,7 +37,8 @@ impl Hooks<'_> {
         hooks::run(self.hooks, stage, &state, working_dir).map_err(Failure)
     }
 
-    /// All of the container is mounted, and the host's files are still in sight.
+    /// Runs prestart, createRuntime and createContainer hooks: everything is mounted, and the host's
+    /// files are still visible.
     pub fn run_create_hooks(&self, context: &SpawnContext<'_>) -> Result<(), Failure> {
         let stages = [Stage::Prestart, Stage::CreateRuntime, Stage::CreateContainer];
         if !stages.into_iter().any(|stage| self.has(stage)) {
@@ -49,12 +51,13 @@ impl Hooks<'_> {
         Ok(())
     }
 
-    /// This process is about to be the container's program, and may do no more than that.
+    /// Runs startContainer hooks. This process already has the restrictions of the container.
     pub fn run_start_hooks(&self) -> Result<(), Failure> {
         self.run(Stage::StartContainer, Path::new("/"))
     }
 
-    /// Those that are to see the host as it is are run by a process that goes back there.
+    /// Runs prestart and createRuntime hooks in a child process that moves back to the host's
+    /// namespaces.
     fn run_in_host(&self, context: &SpawnContext<'_>) -> Result<(), Failure> {
         if !self.has(Stage::Prestart) && !self.has(Stage::CreateRuntime) {
             return Ok(());
@@ -64,7 +67,7 @@ impl Hooks<'_> {
                 context.host_namespaces.iter().map(AsFd::as_fd).chain([context.host_mount_namespace])
             {
                 rustix::thread::move_into_link_name_space(namespace, None)
-                    .map_err(Failure::during("go back to the host"))?;
+                    .map_err(Failure::during("return to the host's namespaces"))?;
             }
             self.run(Stage::Prestart, self.bundle)?;
             self.run(Stage::CreateRuntime, self.bundle)

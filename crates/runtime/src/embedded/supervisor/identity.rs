@@ -1,17 +1,17 @@
-//! Who a container runs as: names looked up in the files of its image.
+//! Resolves the user of a container with the passwd and group files of its image.
 
 use serde::{Deserialize, Serialize};
 
 use crate::embedded::protocol;
 use crate::embedded::spec::User;
 
-/// As many as the kernel takes.
+/// The kernel's `NGROUPS_MAX`.
 const MAX_GROUPS: usize = 1 << 16;
-/// Other runtimes know no more either. The largest of all means to the kernel that nothing is to be changed, which would
-/// leave root.
+/// The limit of other runtimes. `u32::MAX` would mean "unchanged" to the kernel's setuid calls, so that
+/// the process stayed root.
 const MAX_ID: u32 = i32::MAX as u32;
 
-/// A user by numbers.
+/// Numeric user and groups.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     pub uid: u32,
@@ -21,13 +21,14 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// As others are told of it.
+    /// The form that clients get in a status.
     pub fn user(&self) -> protocol::User {
         protocol::User { uid: self.uid, gid: self.gid, groups: self.groups.clone() }
     }
 }
 
-/// Looks a user up. The texts are those of `/etc/passwd` and `/etc/group`, empty where there are none.
+/// Resolves a user. The texts are the contents of `/etc/passwd` and `/etc/group`, empty for a missing
+/// file.
 pub fn resolve(user: &User, passwd: &str, group: &str) -> Result<Identity, String> {
     let (name, group_name) = match user.name.split_once(':') {
         Some((name, group)) => (name, Some(group).filter(|group| !group.is_empty())),
@@ -35,7 +36,8 @@ pub fn resolve(user: &User, passwd: &str, group: &str) -> Result<Identity, Strin
     };
     let name = if name.is_empty() { "0" } else { name };
     let number = number(name)?;
-    // A number is never a name: whoever was promised that 1000 is not root must not be deceived by a user called so.
+    // A number is never taken for a name: `runAsNonRoot` accepts 1000, and an entry named "1000" with
+    // UID 0 must not defeat that.
     let entry = passwd.lines().map(fields).find(|entry| match number {
         Some(_) => parse_field(entry, 2) == number,
         None => entry.first() == Some(&name),
@@ -43,7 +45,7 @@ pub fn resolve(user: &User, passwd: &str, group: &str) -> Result<Identity, Strin
     let (uid, own_group, known_name, home) = match (&entry, number) {
         (Some(entry), _) => {
             let uid = parse_field(entry, 2)
-                .ok_or_else(|| format!("the entry of {name} in /etc/passwd has no number"))?;
+                .ok_or_else(|| format!("the entry of {name} in /etc/passwd has no valid UID"))?;
             (uid, parse_field(entry, 3).unwrap_or(0), entry.first().copied(), entry.get(5).copied())
         }
         (None, Some(uid)) => (uid, 0, None, None),
@@ -62,12 +64,12 @@ pub fn resolve(user: &User, passwd: &str, group: &str) -> Result<Identity, Strin
             |entry: &Vec<&str>| entry.get(3).is_some_and(|names| names.split(',').any(|one| one == known));
         groups.extend(group.lines().map(fields).filter(member).filter_map(|entry| parse_field(&entry, 2)));
     }
-    // The kernel checks the main group by itself, but programs list the others to find it.
+    // The kernel checks the primary group separately, but programs expect it in the list, too.
     groups.push(gid);
     groups.sort_unstable();
     groups.dedup();
     if groups.len() > MAX_GROUPS {
-        return Err(format!("user {name} is in {} groups; {MAX_GROUPS} is the most", groups.len()));
+        return Err(format!("user {name} is in {} groups; {MAX_GROUPS} is the limit", groups.len()));
     }
     let home = home.filter(|home| !home.is_empty()).unwrap_or("/").to_owned();
     Ok(Identity { uid, gid, groups, home })
@@ -79,18 +81,18 @@ fn group_number(name: &str, group: &str) -> Result<u32, String> {
     known.ok_or_else(|| format!("unable to find group {name}: no matching entries in group file"))
 }
 
-/// The number that a text is, or none where it is a name. One that is too large is neither.
+/// Parses a number; `None` for a name. A number out of range is an error.
 fn number(text: &str) -> Result<Option<u32>, String> {
     match parse_id(text) {
         Some(number) => Ok(Some(number)),
         None if text.trim_start_matches(['+', '-']).bytes().all(|byte| byte.is_ascii_digit()) => {
-            Err(format!("{text} is not a number of a user or a group: these are 0 to {MAX_ID}"))
+            Err(format!("{text} is not a valid UID or GID: must be between 0 and {MAX_ID}"))
         }
         None => Ok(None),
     }
 }
 
-/// A number that a user or a group can have.
+/// Parses a UID or GID.
 pub fn parse_id(text: &str) -> Option<u32> {
     text.parse().ok().filter(|number| *number <= MAX_ID)
 }
@@ -130,11 +132,11 @@ mod tests {
         check("4711", "4711:0 [0, 7] /");
         check("4711:12", "4711:12 [7, 12] /");
         for number in ["2147483648", "4294967295", "4294967296", "-1", "99999999999999999999"] {
-            let error = format!("{number} is not a number of a user or a group: these are 0 to 2147483647");
+            let error = format!("{number} is not a valid UID or GID: must be between 0 and 2147483647");
             check(number, &error);
             check(&format!("app:{number}"), &error);
         }
-        check("nobody", "unable to find user nobody: no matching entries in passwd file");
+        check("missing", "unable to find user missing: no matching entries in passwd file");
         check("app:nogroup", "unable to find group nogroup: no matching entries in group file");
     }
 
@@ -143,7 +145,7 @@ mod tests {
         let many: String = (0..=MAX_GROUPS).map(|id| format!("g{id}:x:{id}:app\n")).collect();
         let user = User { name: "app".into(), ..User::default() };
         let error = resolve(&user, PASSWD, &many).expect_err("too many");
-        assert_eq!(error, "user app is in 65537 groups; 65536 is the most");
+        assert_eq!(error, "user app is in 65537 groups; 65536 is the limit");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The last steps of a process that becomes a container's: from being root in the right place to being who it should be
-//! with what it may do, and then its program. The same for the first process and for commands run later.
+//! The last steps of a process that enters a container: drops the privileges of the supervisor, becomes
+//! the container's user and executes the program. Used for first processes and for commands.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write as _};
@@ -18,7 +18,7 @@ use crate::embedded::spec::{Container, Seccomp};
 
 const LAST_CAPABILITY: u8 = 40;
 
-/// A filter of system calls, read and made before the host's files are out of sight.
+/// Compiles the seccomp filter. Called while the host's files are visible, for `Localhost` profiles.
 pub fn seccomp_filter(spec: &Container) -> Result<Option<Vec<sys::seccomp::SockFilter>>, Failure> {
     match &spec.seccomp {
         _ if spec.privileged => Ok(None),
@@ -35,7 +35,7 @@ pub fn seccomp_filter(spec: &Container) -> Result<Option<Vec<sys::seccomp::SockF
     }
 }
 
-/// Becomes the program. Returns only if that failed.
+/// Executes the program. Returns only on failure.
 pub fn launch(
     spec: &Container,
     command: &spawn::CommandSpec<'_>,
@@ -51,10 +51,10 @@ pub fn launch(
     }
 }
 
-/// A program and the environment it gets.
+/// A program and its environment.
 struct PreparedProgram {
     path: String,
-    /// `NAME=value`.
+    /// As `NAME=value`.
     env: Vec<String>,
 }
 
@@ -64,24 +64,26 @@ fn prepare(
     filter: Option<&[sys::seccomp::SockFilter]>,
     supervisor: &UnixStream,
 ) -> Result<PreparedProgram, Failure> {
-    // Before any path of the container's is followed: /proc/self/fd must not lead to what is the supervisor's.
+    // Before any path of the container is followed: /proc/self/fd must not lead to files of the
+    // supervisor.
     sys::process::close_other_fds(supervisor.as_fd()).map_err(Failure::during("close files"))?;
     let identity = match command.identity {
         Some(identity) => identity.clone(),
         None => resolve_identity(spec, supervisor)?,
     };
     let cwd = if spec.cwd.is_empty() { "/" } else { &spec.cwd };
-    root::make_directory(cwd).map_err(Failure::during(format!("make the directory {cwd:?}")))?;
+    root::make_directory(cwd).map_err(Failure::during(format!("create the directory {cwd:?}")))?;
     rustix::process::chdir(cwd).map_err(|error| {
         Failure(format!("chdir to cwd ({cwd:?}) set in config.json failed: {}", plain_message(&error.into())))
     })?;
-    // A path such as /proc/self/fd/7 could be one of the host's; from there its root is not to be seen.
+    // A path such as /proc/self/fd/7 could be a directory of the host. The path that `getcwd` returns
+    // then does not start with a slash.
     let here = rustix::process::getcwd(Vec::new()).map_err(Failure::during("find the working directory"))?;
     if !here.as_bytes().starts_with(b"/") {
         return Err(Failure("current working directory is outside of container mount namespace root -- possible container breakout detected".to_owned()));
     }
     for fd in [rustix::stdio::stdin(), rustix::stdio::stdout(), rustix::stdio::stderr()] {
-        // So that a program may open /dev/stdout by its name. Devices that all share stay as they are.
+        // Lets the program open /dev/stdout by name. /dev/null is shared and keeps its owner.
         let is_shared = rustix::fs::fstat(fd).is_ok_and(|found| found.st_rdev == rustix::fs::makedev(1, 3));
         if !is_shared {
             let _ = rustix::fs::fchown(fd, Some(Uid::from_raw(identity.uid)), None);
@@ -90,29 +92,32 @@ fn prepare(
     set_labels(spec)?;
     become_user(spec, &identity, filter)?;
     if has_supervisor_exited(supervisor) {
-        return Err(Failure("the supervisor is gone".to_owned()));
+        return Err(Failure("the supervisor exited".to_owned()));
     }
     let env = environment(&spec.env, &identity.home, command.tty);
     let search = env.iter().find_map(|variable| variable.strip_prefix("PATH=")).unwrap_or_default();
     let name = command.args.first().ok_or_else(|| Failure("no command specified".to_owned()))?;
     let path = find_program(name, search).map_err(Failure)?;
     rustix::process::umask(Mode::from_raw_mode(0o022));
+    // With no_new_privs the filter is loaded here, so that it need not allow the syscalls above.
     if let (true, Some(filter)) = (spec.no_new_privileges, filter) {
         sys::seccomp::load(filter).map_err(Failure::during("load the seccomp filter"))?;
     }
-    // They may well be programs of the image, and may do no more than what comes after them.
+    // After the filter is loaded: hooks may be programs of the image and get no more privileges than
+    // the container.
     if let Some(hooks) = command.hooks {
         hooks.run_start_hooks()?;
     }
     Ok(PreparedProgram { path, env })
 }
 
-/// The variables in the order given, each once: the last value counts. What is missing comes last, as runc has it.
+/// The variables in the given order, the last value of each name. TERM and HOME are appended if
+/// missing, as in runc.
 fn environment(given: &[String], home: &str, tty: bool) -> Vec<String> {
     let mut names = BTreeSet::new();
     let mut env: Vec<String> = Vec::new();
     for variable in given.iter().rev() {
-        // An empty HOME counts as none.
+        // An empty HOME counts as missing.
         let Some((name, _)) = variable.split_once('=').filter(|variable| *variable != ("HOME", "")) else {
             continue;
         };
@@ -130,21 +135,22 @@ fn environment(given: &[String], home: &str, tty: bool) -> Vec<String> {
     env
 }
 
-/// Who the container's user is by its own files, which is told to the supervisor: commands that come later run as the same,
-/// whatever the files say by then.
+/// Resolves the container's user with its own files and reports it to the supervisor: later commands
+/// run as the same user, whatever the files contain by then.
 fn resolve_identity(spec: &Container, supervisor: &UnixStream) -> Result<Identity, Failure> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let identity =
         identity::resolve(&spec.user, &read("/etc/passwd"), &read("/etc/group")).map_err(Failure)?;
-    spawn::send_identity(supervisor, &identity).map_err(Failure::during("tell who the user is"))?;
+    spawn::send_identity(supervisor, &identity)
+        .map_err(Failure::during("send the user to the supervisor"))?;
     Ok(identity)
 }
 
-/// Says what the program will be for the kernel's security modules. It takes effect when the program begins.
+/// Sets the AppArmor profile and the SELinux label that take effect with the exec.
 fn set_labels(spec: &Container) -> Result<(), Failure> {
     if let Some(profile) = &spec.apparmor {
         let text = format!("exec {profile}");
-        // Older kernels have one file for whichever module there is.
+        // Older kernels have a single file for all security modules.
         write_attribute("/proc/self/attr/apparmor/exec", &text)
             .or_else(|_| write_attribute("/proc/self/attr/exec", &text))
             .map_err(Failure::during(format!("apply the AppArmor profile {profile}")))?;
@@ -156,11 +162,11 @@ fn set_labels(spec: &Container) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Writes to the kernel, and not to a file that a volume has in that place.
+/// Writes to a file of procfs, and fails if a volume is mounted in its place.
 fn write_attribute(path: &str, text: &str) -> io::Result<()> {
     let mut file = std::fs::File::options().write(true).open(path)?;
     if !root::is_procfs(&file) {
-        return Err(io::Error::other(format!("{path} is not the kernel's")));
+        return Err(io::Error::other(format!("{path} is not on procfs")));
     }
     file.write_all(text.as_bytes())
 }
@@ -173,9 +179,10 @@ pub fn become_user(
     let groups: Vec<Gid> = identity.groups.iter().copied().map(Gid::from_raw).collect();
     rustix::thread::set_thread_groups(&groups).map_err(Failure::during("set groups"))?;
     if spec.no_new_privileges {
-        rustix::thread::set_no_new_privs(true).map_err(Failure::during("give up new privileges"))?;
+        rustix::thread::set_no_new_privs(true).map_err(Failure::during("set no_new_privs"))?;
     } else if let Some(filter) = filter {
-        // Only while this may still be done; the rest of the way is allowed by any filter a container can live with.
+        // Without no_new_privs, loading a filter needs privileges that are dropped below. Any usable
+        // profile allows the remaining steps.
         sys::seccomp::load(filter).map_err(Failure::during("load the seccomp filter"))?;
     }
     let allowed = capability_set(&spec.capabilities);
@@ -184,14 +191,14 @@ pub fn become_user(
         let is_there = rustix::thread::capability_is_in_bounding_set(one).unwrap_or(false);
         if is_there && !allowed.contains(one) {
             rustix::thread::remove_capability_from_bounding_set(one)
-                .map_err(Failure::during("limit capabilities"))?;
+                .map_err(Failure::during("drop capabilities from the bounding set"))?;
         }
     }
     rustix::thread::set_keep_capabilities(true).map_err(Failure::during("keep capabilities"))?;
     let (uid, gid) = (Uid::from_raw(identity.uid), Gid::from_raw(identity.gid));
     rustix::thread::set_thread_res_gid(gid, gid, gid).map_err(Failure::during("set the group"))?;
     rustix::thread::set_thread_res_uid(uid, uid, uid).map_err(Failure::during("set the user"))?;
-    // Only what this node's root has itself can be handed on.
+    // Root on this node may lack capabilities itself, and can pass on only those it has.
     let own = rustix::thread::capabilities(None).map_err(Failure::during("read capabilities"))?.permitted;
     let ambient = capability_set(&spec.ambient) & allowed & own;
     let sets = CapabilitySets { effective: allowed & own, permitted: allowed & own, inheritable: ambient };
@@ -202,13 +209,13 @@ pub fn become_user(
         rustix::thread::configure_capability_in_ambient_set(one, true)
             .map_err(Failure::during("set ambient capabilities"))?;
     }
-    rustix::thread::set_keep_capabilities(false).map_err(Failure::during("forget kept capabilities"))?;
-    // Another user has to say so again.
+    rustix::thread::set_keep_capabilities(false).map_err(Failure::during("clear kept capabilities"))?;
+    // The kernel clears the parent death signal when the user changes.
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
-        .map_err(Failure::during("follow the supervisor"))
+        .map_err(Failure::during("set the parent death signal"))
 }
 
-/// Whether nobody is at the other end any more: the supervisor went before it could be followed.
+/// Whether the supervisor has exited before the parent death signal was set.
 fn has_supervisor_exited(supervisor: &UnixStream) -> bool {
     let mut fds = [PollFd::new(supervisor, PollFlags::empty())];
     let _ = rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
@@ -221,7 +228,7 @@ fn capability_set(numbers: &[u8]) -> CapabilitySet {
     })
 }
 
-/// The program of a name, in the words Go has for not finding it.
+/// Finds an executable by name. The errors are those of Go's `exec.LookPath`.
 fn find_program(name: &str, search: &str) -> Result<String, String> {
     if name.contains('/') {
         return match check_executable(name) {
@@ -248,14 +255,14 @@ fn check_executable(path: &str) -> io::Result<()> {
     }
     rustix::fs::accessat(rustix::fs::CWD, path, rustix::fs::Access::EXEC_OK, rustix::fs::AtFlags::EACCESS)
         .or_else(|error| match error {
-            // An old kernel; the exec itself will tell.
+            // Old kernel without faccessat2. The exec reports a missing permission.
             rustix::io::Errno::NOSYS => Ok(()),
             error => Err(error),
         })?;
     Ok(())
 }
 
-/// The kernel's words without Rust's number behind them, in lower case as in C.
+/// The error's text in lower case and without Rust's "(os error N)", as Go formats it.
 pub fn plain_message(error: &io::Error) -> String {
     let text = error.to_string();
     let text = text.split(" (os error").next().unwrap_or(&text);
@@ -263,8 +270,8 @@ pub fn plain_message(error: &io::Error) -> String {
     letters.next().map(|first| first.to_lowercase().chain(letters).collect()).unwrap_or_default()
 }
 
-/// A new terminal of the container this process is in. Its near end is for whoever is at the other side of it; the far
-/// end becomes this process's.
+/// Opens a new pseudo-terminal of the container that this process is in. The slave becomes this
+/// process's controlling terminal and standard streams; the master is returned.
 pub fn terminal() -> Result<OwnedFd, Failure> {
     fn failed<E: Into<io::Error>>(error: E) -> Failure {
         Failure::during("open a terminal")(error)
@@ -282,7 +289,7 @@ pub fn terminal() -> Result<OwnedFd, Failure> {
     Ok(terminal_fd)
 }
 
-/// Makes these the standard streams.
+/// Sets the standard streams of this process.
 pub fn stdio(stdin: impl AsFd, stdout: impl AsFd, stderr: impl AsFd) -> io::Result<()> {
     rustix::stdio::dup2_stdin(stdin)?;
     rustix::stdio::dup2_stdout(stdout)?;
@@ -290,7 +297,8 @@ pub fn stdio(stdin: impl AsFd, stdout: impl AsFd, stderr: impl AsFd) -> io::Resu
     Ok(())
 }
 
-/// Shows the terminal of the first process as `/dev/console`: the terminal itself, whatever is found under its name.
+/// Mounts the terminal of the first process on `/dev/console`. By descriptor, so that it is the
+/// terminal whatever its path leads to.
 pub fn console() -> io::Result<()> {
     let dev = rustix::fs::open("/dev", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     let create_flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -301,7 +309,7 @@ pub fn console() -> io::Result<()> {
     let found = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let place = rustix::fs::openat(&dev, "console", found, Mode::empty())?;
     if rustix::fs::FileType::from_raw_mode(rustix::fs::fstat(&place)?.st_mode).is_symlink() {
-        return Err(io::Error::other("it is a link"));
+        return Err(io::Error::other("it is a symlink"));
     }
     sys::mounts::attach(root::clone_mount(rustix::stdio::stdin())?, place)
 }

@@ -1,6 +1,7 @@
-//! Layers on top of each other: the root of a container with a place for its changes, and images as they are.
+//! Overlay mounts: a container's root with a writable layer, and image volumes without.
 //!
-//! Runs in the process that will be the container, which alone sees what is mounted here on the way.
+//! Runs in the process that becomes the container, so that no other process sees the intermediate
+//! mounts.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -16,16 +17,17 @@ use super::Failure;
 use super::users::PodUsers;
 use crate::embedded::spec::Container;
 
-/// Stacks the layers of a container's image with a place for changes on top.
+/// Mounts the layers of a container's image with a writable layer on top.
 pub fn mount_root(spec: &Container, directory: &Path, users: Option<&PodUsers>) -> Result<OwnedFd, Failure> {
     fn failed<E: Into<io::Error>>(error: E) -> Failure {
-        Failure::during("mount the container's root")(error)
+        Failure::during("mount the container root")(error)
     }
     let none = spec.layers.is_empty().then_some("none");
     for name in ["upper", "work"].into_iter().chain(none) {
         create_dir(&directory.join(name)).map_err(failed)?;
     }
-    // The root of the stack is as its topmost layer is.
+    // The root directory of an overlay has the attributes of the upper directory, so these are copied
+    // from the topmost layer.
     let top =
         spec.layers.last().map(|name| spec.layers_dir.join(name)).unwrap_or_else(|| directory.join("none"));
     let upper = directory.join("upper");
@@ -41,7 +43,7 @@ pub fn mount_root(spec: &Container, directory: &Path, users: Option<&PodUsers>) 
     stack.mount(true, context.as_deref())
 }
 
-/// The layers of an image as they are, in `directory`.
+/// Mounts the layers of an image without a writable layer, in `directory`.
 pub fn mount_read_only(
     layers: &[String],
     layers_dir: &Path,
@@ -49,17 +51,17 @@ pub fn mount_read_only(
     users: Option<&PodUsers>,
 ) -> Result<OwnedFd, Failure> {
     for name in ["root", "none"] {
-        create_dir(&directory.join(name)).map_err(Failure::during("make a place for layers"))?;
+        create_dir(&directory.join(name)).map_err(Failure::during("create the layer directories"))?;
     }
     OverlayStack { directory, layers_dir, layers, users }.mount(false, None)
 }
 
 struct OverlayStack<'a> {
-    /// Has the empty `none`, for a stack with changes `upper` and `work`, for one without `root`. What is mounted is on top
-    /// of the changes, or of `root`.
+    /// Has the empty directory `none`, and `upper` and `work` for a writable overlay or `root` for a
+    /// read-only one. The overlay is mounted on `upper` or `root`.
     directory: &'a Path,
     layers_dir: &'a Path,
-    /// The lowest first.
+    /// Lowest first.
     layers: &'a [String],
     users: Option<&'a PodUsers>,
 }
@@ -67,11 +69,12 @@ struct OverlayStack<'a> {
 impl OverlayStack<'_> {
     fn mount(&self, has_changes: bool, context: Option<&str>) -> Result<OwnedFd, Failure> {
         fn failed<E: Into<io::Error>>(error: E) -> Failure {
-            Failure::during("stack layers")(error)
+            Failure::during("mount the overlay")(error)
         }
         let own = rustix::fs::open(self.directory, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
             .map_err(failed)?;
-        // Short names, of which many fit into the options, and none with a comma in it.
+        // Paths through /proc/self/fd are short, since mount options are limited to a page, and have no
+        // comma.
         let own_path = format!("/proc/self/fd/{}", own.as_raw_fd());
         let mapped = self.users.map(|users| self.mount_mapped(users)).transpose()?;
         let (place, layers) = match &mapped {
@@ -81,7 +84,7 @@ impl OverlayStack<'_> {
         chdir(place).map_err(failed)?;
         let mut lower: Vec<&str> = layers.iter().rev().map(String::as_str).collect();
         let none = format!("{own_path}/none");
-        // There have to be two, changes included.
+        // overlayfs needs two layers, including the upper one.
         if lower.len() < 2 && (!has_changes || lower.is_empty()) {
             lower.push(&none);
         }
@@ -101,8 +104,8 @@ impl OverlayStack<'_> {
         rustix::mount::mount("overlay", &target, "overlay", MountFlags::empty(), Some(options.as_c_str()))
             .map_err(|error| match self.users {
                 Some(_) if error == Errno::INVAL => Failure(
-                    "cannot stack layers for a pod with users of its own: this kernel's overlay file system does not \
-                     take mapped layers (it has to be 5.19 or later)"
+                    "cannot mount the overlay for a pod with a user namespace: overlayfs of this kernel does not \
+                     support idmapped layers (Linux 5.19 or later is required)"
                         .to_owned(),
                 ),
                 _ => failed(error),
@@ -111,10 +114,11 @@ impl OverlayStack<'_> {
             .map_err(failed)
     }
 
-    /// Shows the layers with the owners they have for the pod's users; where, and by which names.
+    /// Mounts the layers with owners mapped to the pod's user namespace. Returns their directory and
+    /// their names in it.
     fn mount_mapped(&self, users: &PodUsers) -> Result<(PathBuf, Vec<String>), Failure> {
         fn failed<E: Into<io::Error>>(error: E) -> Failure {
-            Failure::during("show the image's layers to the pod's users")(error)
+            Failure::during("map the image layers to the pod's user namespace")(error)
         }
         let place = self.directory.join("lower");
         create_dir(&place).map_err(failed)?;
@@ -134,25 +138,26 @@ impl OverlayStack<'_> {
     }
 }
 
-/// Makes a directory that everybody may look into, and those above it.
+/// Creates a world-readable directory and its parents.
 pub fn create_dir(directory: &Path) -> io::Result<()> {
     use std::os::unix::fs::DirBuilderExt as _;
     std::fs::DirBuilder::new().mode(0o755).recursive(true).create(directory)
 }
 
-/// The label of files that a process with this label may use: of the same level.
+/// The label of files that processes with this label may use: the same level.
 fn file_context(label: &str) -> String {
     let level = label.splitn(4, ':').nth(3).unwrap_or("s0");
     format!("system_u:object_r:container_file_t:{level}")
 }
 
-/// Labels what is at a path and below so that a process with this label may use it. Whoever exchanges directories for
-/// links meanwhile leads it nowhere.
+/// Relabels a path and everything below it for processes with this label. Symlinks are not followed,
+/// even if they replace directories meanwhile.
 pub fn label_tree(path: &Path, process: &str) -> io::Result<()> {
     const NAME: &str = "security.selinux";
     fn one(path: &Path, context: &str) -> io::Result<()> {
         match rustix::fs::lsetxattr(path, NAME, context.as_bytes(), XattrFlags::empty()) {
-            // Not every file system has labels; the kernel then has one for all of it.
+            // Not every filesystem supports labels; the kernel then uses a single one for the whole
+            // filesystem.
             Err(Errno::NOTSUP | Errno::NOENT) => Ok(()),
             done => Ok(done?),
         }
@@ -197,7 +202,7 @@ mod tests {
             read.map(|length| String::from_utf8_lossy(&found[..length]).into_owned())
         };
         for name in ["", "a", "a/b", "a/b/file", "a/link"] {
-            // Kernels without SELinux keep what root says, or have no place for it.
+            // Without SELinux the kernel stores the xattr as it is, or does not support it.
             if let Ok(context) = read(name) {
                 assert_eq!(context, "system_u:object_r:container_file_t:s0:c1,c2", "{name}");
             }

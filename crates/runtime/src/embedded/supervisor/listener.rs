@@ -1,4 +1,4 @@
-//! Somebody attached to a container.
+//! A client attached to a container.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use super::container::{nonblocking_file, write_some};
 use super::log::OutputStream;
 
-/// What is kept for a listener that is behind before the container waits for it.
+/// Pending bytes of a listener at which the container's output is no longer read.
 pub const MAX_PENDING_BYTES: usize = 1 << 20;
-/// How long one is waited for that takes nothing at all.
+/// How long a listener with pending bytes may read nothing.
 pub const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub struct Listener {
@@ -19,12 +19,12 @@ pub struct Listener {
     output: [Option<ListenerSink>; 2],
 }
 
-/// One of its streams.
+/// An output stream of a listener.
 struct ListenerSink {
     file: File,
-    /// What it has not taken yet.
+    /// Bytes that could not be written yet.
     pending: Vec<u8>,
-    /// When it took something last, or had taken all.
+    /// When bytes were written last, or when nothing was pending.
     last_write: Instant,
 }
 
@@ -52,7 +52,7 @@ impl Listener {
         self.flush(stream);
     }
 
-    /// Writes what it takes.
+    /// Writes pending bytes without blocking.
     pub fn flush(&mut self, stream: OutputStream) {
         let Some(sink) = &mut self.output[stream as usize] else { return };
         let before = sink.pending.len();
@@ -63,24 +63,24 @@ impl Listener {
         }
     }
 
-    /// What to wait for until more can be written.
+    /// The file to poll until more can be written, if bytes are pending.
     pub fn pending_file(&self, stream: OutputStream) -> Option<&File> {
         let sink = self.output[stream as usize].as_ref()?;
         (!sink.pending.is_empty()).then_some(&sink.file)
     }
 
-    /// Whether no more is to be kept for it.
+    /// Whether the limit of pending bytes is reached.
     pub fn is_full(&self, stream: OutputStream) -> bool {
         self.output[stream as usize].as_ref().is_some_and(ListenerSink::is_full)
     }
 
-    /// Whether there is anything that it has not taken.
+    /// Whether any bytes are pending.
     pub fn has_pending(&self) -> bool {
         self.output.iter().flatten().any(|sink| !sink.pending.is_empty())
     }
 
-    /// Until when it is waited for: none if it is not. `for_all` waits for whatever it has not taken, and not only where
-    /// it is too much.
+    /// The deadline for the next write, if there is one. With `for_all`, any pending bytes have a
+    /// deadline, not only a full buffer.
     pub fn write_deadline(&self, for_all: bool) -> Option<Instant> {
         let waits = |sink: &&ListenerSink| sink.is_full() || (for_all && !sink.pending.is_empty());
         self.output.iter().flatten().filter(waits).map(|sink| sink.last_write + WRITE_TIMEOUT).min()

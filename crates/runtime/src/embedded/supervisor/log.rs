@@ -1,21 +1,21 @@
-//! A container's output on disk, in the form CRI has for it: time, stream, whether the line is whole, the line.
+//! A container's log in CRI format: timestamp, stream, tag (`F` for full, `P` for partial lines), text.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
-/// A longer line is written in parts.
+/// Longer lines are split into partial lines.
 const MAX_LINE_BYTES: usize = 16 << 10;
 
-/// The log of one run.
+/// The log of a container.
 pub struct Log {
     path: PathBuf,
     file: Option<File>,
-    /// What is not yet a whole line, of stdout and of stderr.
+    /// The incomplete lines of stdout and stderr.
     pending: [Vec<u8>; 2],
 }
 
-/// Which of a container's streams.
+/// An output stream of a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputStream {
     Out = 0,
@@ -23,14 +23,14 @@ pub enum OutputStream {
 }
 
 impl Log {
-    /// `None` keeps nothing.
+    /// Without a path, output is discarded.
     pub fn open(path: Option<&Path>) -> io::Result<Log> {
         let file = path.map(open).transpose()?;
         let path = path.map(Path::to_owned).unwrap_or_default();
         Ok(Log { path, file, pending: Default::default() })
     }
 
-    /// Goes on in a new file where the old one was moved away.
+    /// Opens a new file after the old one was renamed by log rotation.
     pub fn reopen(&mut self) -> io::Result<()> {
         if self.file.is_some() {
             self.file = Some(open(&self.path)?);
@@ -57,11 +57,11 @@ impl Log {
                 pending.clear();
             }
         }
-        // A full disk must not stop the container.
+        // Errors are ignored: a full disk must not stop the container.
         let _ = file.write_all(&text);
     }
 
-    /// What is left without an end of line when the container is over, and is shown without one.
+    /// Writes the remaining incomplete lines as partial lines when the container has exited.
     pub fn finish(&mut self, now: jiff::Timestamp) {
         for stream in [OutputStream::Out, OutputStream::Err] {
             let pending = std::mem::take(&mut self.pending[stream as usize]);

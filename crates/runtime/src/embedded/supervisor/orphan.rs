@@ -1,5 +1,6 @@
-//! A pod whose directory is taken away under it, as by a user who removes all of skiff's data at once. Nobody will ever
-//! call it again, so it ends by itself, and takes away what skiff would have.
+//! Handles a pod whose directory is deleted while it runs, for example by a user who deletes skiff's
+//! data directory. No skiff will ever stop such a pod, so the supervisor stops it and removes its
+//! cgroups.
 
 use std::io;
 use std::path::Path;
@@ -9,7 +10,7 @@ use rustix::event::Timespec;
 use super::Supervisor;
 use crate::embedded::record;
 
-/// How often a group is tried whose processes are on their way out.
+/// Attempts to remove a cgroup whose processes are still exiting.
 const MAX_REMOVE_ATTEMPTS: usize = 2000;
 const REMOVE_RETRY_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
 
@@ -18,7 +19,7 @@ fn is_missing(path: &Path) -> bool {
 }
 
 impl Supervisor {
-    /// Whether the pod is still known, and its containers.
+    /// Checks that the directories of the pod and of its containers still exist.
     pub(super) fn check_directories(&mut self) {
         if is_missing(&self.directory.join(record::RECORD_FILE)) {
             self.is_orphan = true;
@@ -33,7 +34,7 @@ impl Supervisor {
         }
     }
 
-    /// Removes the groups of containers, and the pod's if that was all.
+    /// Removes the cgroups of the containers, and the pod's if it is empty then.
     pub(super) fn remove_cgroups(&self) {
         let groups = self.containers.values().map(|running| running.spec.cgroup.as_str());
         for group in groups.clone() {
@@ -49,7 +50,7 @@ impl Supervisor {
             && parent.trim_matches('/').contains('/')
         {
             for directory in self.cgroups.directories(parent) {
-                // Not the others inside, which somebody else may be about to join.
+                // Not recursive: another process may be about to join a nested cgroup.
                 let _ = std::fs::remove_dir(directory);
             }
         }

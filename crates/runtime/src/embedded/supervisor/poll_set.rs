@@ -1,4 +1,4 @@
-//! What a supervisor waits for, and what that tells it.
+//! The descriptors that a supervisor polls, and the events they stand for.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::container::RunningContainer;
 use super::log::OutputStream;
 
-/// What the kernel has news of.
+/// A descriptor is ready.
 #[derive(Clone, Debug)]
 pub enum PollEvent {
     Caller,
@@ -21,15 +21,15 @@ pub enum PollEvent {
     ListenerOut(String, usize, OutputStream),
     Ended(String),
     Command(u64),
-    /// Of common processes; it has ended.
+    /// The pause process has exited.
     PauseProcess,
-    /// SIGTERM has come.
+    /// SIGTERM was received.
     Terminate,
-    /// Something in the pod's directory is gone.
+    /// Something in the pod's directory was deleted.
     Removal,
 }
 
-/// What to wait for.
+/// The descriptors to poll, each with its event.
 #[derive(Default)]
 pub struct PollSet<'a> {
     events: Vec<PollEvent>,
@@ -46,7 +46,8 @@ impl<'a> PollSet<'a> {
         self.fds.is_empty()
     }
 
-    /// Whether there are news before that time; they are still there for [`Watched::wait`].
+    /// Polls until the deadline and returns whether a descriptor is ready. A following
+    /// [`PollSet::wait`] then returns the event at once.
     pub fn is_ready_before(&mut self, deadline: Instant) -> io::Result<bool> {
         self.poll(Some(deadline)).map(|count| count > 0)
     }
@@ -62,14 +63,14 @@ impl<'a> PollSet<'a> {
         }
     }
 
-    /// Waits until there are news, or for as long as that; then there may be none.
+    /// Polls until a descriptor is ready or the deadline is reached; then the result is empty.
     pub fn wait(mut self, deadline: Option<Instant>) -> io::Result<Vec<PollEvent>> {
         self.poll(deadline)?;
         let ready = self.events.into_iter().zip(&self.fds).filter(|(_, fd)| !fd.revents().is_empty());
         Ok(ready.map(|(event, _)| event).collect())
     }
 
-    /// Who listens to a container and has not taken all of it.
+    /// Adds the listeners of a container that have pending output.
     pub fn listeners(&mut self, id: &str, running: &'a RunningContainer) {
         for (at, listener) in running.listeners.iter().enumerate() {
             for stream in [OutputStream::Out, OutputStream::Err] {
@@ -80,7 +81,7 @@ impl<'a> PollSet<'a> {
         }
     }
 
-    /// Everything of one container that something may come from.
+    /// Adds all descriptors of a container.
     pub fn container(&mut self, id: &str, running: &'a RunningContainer) {
         self.listeners(id, running);
         let id = || id.to_owned();
@@ -88,7 +89,7 @@ impl<'a> PollSet<'a> {
         if let Some(starting) = &running.starting {
             self.add(PollEvent::Starting(id()), &starting.channel, PollFlags::IN);
         }
-        // What somebody is too far behind with is not heard for now.
+        // A stream is not read while a listener is too far behind.
         let is_readable = |stream: OutputStream| !running.is_blocked(stream);
         if let Some(terminal) = running.terminal.as_ref().filter(|_| is_readable(OutputStream::Out)) {
             self.add(PollEvent::Output(id(), OutputStream::Out), terminal, PollFlags::IN);
@@ -102,7 +103,7 @@ impl<'a> PollSet<'a> {
             }
         }
         for (at, listener) in running.listeners.iter().enumerate() {
-            // One that types faster than the container reads has to wait.
+            // Input is not read while the container has not read the previous input.
             if let Some(stdin) = listener.stdin.as_ref().filter(|_| !has_input) {
                 self.add(PollEvent::ListenerIn(id(), at), stdin, PollFlags::IN);
             }

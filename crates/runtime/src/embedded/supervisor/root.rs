@@ -1,8 +1,8 @@
-//! The file system of a container: layers, mounts, devices, and what is hidden of them.
+//! The root filesystem of a container: layers, mounts, devices, masked and read-only paths.
 //!
-//! Runs in the process that will be the container. Every place inside is found by the kernel within the container's
-//! root, so that links of an image never lead to the host, and everything is put in place by descriptor, so that nothing
-//! can be exchanged in between.
+//! Runs in the process that becomes the container. The kernel resolves every path within the
+//! container's root, so that symlinks of an image never lead to the host. Mounts are attached by
+//! descriptor, so that nothing can be swapped between lookup and mount.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -26,7 +26,7 @@ use super::users::PodUsers;
 use super::volumes::{self, Volume};
 use crate::embedded::spec::{Container, Device, Mount, Propagation};
 
-/// The devices every container has: name, major and minor number.
+/// The default devices of every container: name, major and minor number.
 const DEFAULT_DEVICES: [(&str, u32, u32); 6] =
     [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
 const DEV_LINKS: [(&str, &str); 6] = [
@@ -38,14 +38,15 @@ const DEV_LINKS: [(&str, &str); 6] = [
     ("ptmx", "pts/ptmx"),
 ];
 const PROC_CORE_PATH: &str = "/proc/kcore";
-/// Of the host's `/dev`, what a privileged container has of its own.
+/// Entries of `/dev` that privileged containers have themselves instead of the host's.
 const PRIVATE_DEV_ENTRIES: [&str; 7] = ["pts", "shm", "fd", "mqueue", "console", "ptmx", "tty"];
-/// The group that terminals belong to.
+/// The GID of the group `tty`, which owns terminals.
 const TTY_GID: u32 = 5;
 /// `PROC_SUPER_MAGIC`
 const PROC_SUPER_MAGIC: i64 = 0x9fa0;
 
-/// Of `/proc`, what is about the machine, and may be covered by what tells of the container instead, as LXCFS does.
+/// Files of `/proc` about the machine that a mount may cover with those of the container, as LXCFS
+/// does.
 const ALLOWED_PROC_MOUNTS: [&str; 10] = [
     "cpuinfo",
     "diskstats",
@@ -59,29 +60,31 @@ const ALLOWED_PROC_MOUNTS: [&str; 10] = [
     "sys/crypto/fips_enabled",
 ];
 
-/// Whether something is the kernel's own file about processes.
+/// Whether a file is on procfs.
 pub fn is_procfs(file: impl AsFd) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|found| found.f_type == PROC_SUPER_MAGIC)
 }
 
-/// What is mounted from outside, opened where it can be seen.
+/// The sources of a container's mounts, opened in the mount namespaces where they are visible.
 pub struct MountSources {
-    /// What is at each place, those inside of others behind them.
+    /// Volumes by target, nested targets after their parents.
     mounts: Vec<(String, Volume)>,
     shm: OwnedFd,
-    /// The container's own groups, by the names their hierarchies have; in the second version all of the host's, for one
-    /// that sees them.
+    /// On cgroup v1, the container's cgroups with the names of their hierarchies. On v2, the host's
+    /// hierarchy for a privileged container.
     cgroups: Vec<(String, OwnedFd)>,
 }
 
 impl MountSources {
-    /// Shared memory is seen from here, everything else from the host's namespace, into which this process moves.
+    /// /dev/shm is opened in the pod's mount namespace, everything else in the host's, which this
+    /// process enters.
     pub fn open(spec: &Container, context: &SpawnContext<'_>) -> Result<MountSources, Failure> {
         let cgroups = context.cgroups;
         let shm = mounts::copy_mount(context.shm).map_err(Failure::during("open the pod's /dev/shm"))?;
         rustix::thread::move_into_link_name_space(context.host_mount_namespace, None)
-            .map_err(Failure::during("see the host's mounts"))?;
-        // Of places that are equally deep the image's own come first: links may make one of two.
+            .map_err(Failure::during("enter the host's mount namespace"))?;
+        // The sort below is stable, so volumes of the image come before mounts of the same depth.
+        // Symlinks may make both the same place, and the mount has to be on top.
         let own = spec.volumes.iter().map(|target| (target.clone(), Volume::Own));
         let mut mount_list: Vec<(String, Volume)> = own.collect();
         for mount in &spec.mounts {
@@ -101,7 +104,7 @@ impl MountSources {
             }
             mount_list.push((mount.target.clone(), volume));
         }
-        // What is mounted below something comes after it.
+        // Nested targets are mounted after their parents.
         mount_list.sort_by_key(|(target, _)| Path::new(target).components().count());
         let mut own = Vec::new();
         if !cgroups.is_v2() {
@@ -110,12 +113,12 @@ impl MountSources {
                 let mount_name = directory.ancestors().nth(depth).and_then(Path::file_name);
                 let name = mount_name.map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
                 let tree =
-                    mounts::copy_mount(&directory).map_err(Failure::during("open the container's cgroup"))?;
+                    mounts::copy_mount(&directory).map_err(Failure::during("open the container cgroup"))?;
                 own.push((name, tree));
             }
         } else if spec.privileged {
-            // It stays in the host's namespace of groups, and whoever mounts them anew in there changes the options that
-            // the host has mounted them with.
+            // A privileged container stays in the host's cgroup namespace. Mounting cgroup2 there again
+            // would change the options of the host's mount.
             let attributes = Attributes {
                 no_suid: true,
                 no_dev: true,
@@ -137,13 +140,13 @@ impl MountSources {
 fn open_mount(mount: &Mount) -> Result<OwnedFd, Failure> {
     let failed = |what: &str| Failure::during(format!("{what} {:?} for {:?}", mount.source, mount.target));
     if !mount.source.exists() {
-        std::fs::create_dir_all(&mount.source).map_err(failed("make"))?;
+        std::fs::create_dir_all(&mount.source).map_err(failed("create"))?;
     }
     let tree = mounts::copy_tree(&mount.source).map_err(failed("mount"))?;
     let propagation = match mount.propagation {
         Propagation::Private => mounts::Propagation::Private,
         Propagation::HostToContainer => mounts::Propagation::Slave,
-        // The copy is a peer of its source: what is mounted on one appears on the other.
+        // The clone is in the peer group of its source, so mounts propagate in both directions.
         Propagation::Bidirectional => mounts::Propagation::Unchanged,
     };
     let recursive_attributes = Attributes { recursive: true, propagation, ..Attributes::default() };
@@ -162,7 +165,8 @@ fn open_mount(mount: &Mount) -> Result<OwnedFd, Failure> {
     Ok(tree)
 }
 
-/// Makes the container's file system and moves into it. `directory` has the container's own changes.
+/// Sets up the container's root filesystem and moves into it. `directory` has the container's writable
+/// layer.
 pub fn enter(
     spec: &Container,
     directory: &Path,
@@ -170,11 +174,11 @@ pub fn enter(
     context: &SpawnContext<'_>,
     hooks: &Hooks<'_>,
 ) -> Result<(), Failure> {
-    // The host's later mounts come in where they are wanted; nothing goes out.
+    // Later mounts of the host still propagate to slave volumes; nothing propagates to the host.
     rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
-        .map_err(Failure::during("part from the host's mounts"))?;
+        .map_err(Failure::during("change the propagation of the host's mounts"))?;
     let root = Root { fd: layers::mount_root(spec, directory, context.users)?, users: context.users };
-    // While there is nothing in the root but the image.
+    // While the root contains nothing but the image.
     let builder = volumes::VolumeBuilder {
         root: root.fd.as_fd(),
         directory,
@@ -188,7 +192,7 @@ pub fn enter(
     }
     root.mount_kernel_filesystems(spec, context.cgroups.is_v2(), &trees)?;
     root.devices(spec)?;
-    // Before anything of a volume can be in their place.
+    // Opened before a volume can be mounted in their place.
     let null = root.null().map_err(Failure::during("open /dev/null"))?;
     let proc = root.open(Path::new("/proc")).map_err(Failure::during("open /proc"))?;
     for (tree, target) in &volumes {
@@ -226,13 +230,13 @@ pub fn enter(
     Ok(())
 }
 
-/// What a path is called in `/proc`, if it may be covered there.
+/// The name in `/proc` of a target that may be covered.
 fn allowed_proc_mount(target: &str) -> Option<&Path> {
     let name = Path::new(target).strip_prefix("/proc").ok()?;
     ALLOWED_PROC_MOUNTS.iter().any(|known| Path::new(known) == name).then_some(name)
 }
 
-/// Opens what a directory itself has: not by a link, and nothing that is mounted in it.
+/// Opens an entry of the mount itself: no symlinks, and nothing that is mounted in it.
 fn open_without_symlinks(directory: &OwnedFd, name: &Path) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
     let flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -241,13 +245,13 @@ fn open_without_symlinks(directory: &OwnedFd, name: &Path) -> io::Result<OwnedFd
 
 fn change_root(root: &OwnedFd) -> Result<(), Failure> {
     fn failed<E: Into<io::Error>>(error: E) -> Failure {
-        Failure::during("move into the container's root")(error)
+        Failure::during("move into the container root")(error)
     }
     let old = rustix::fs::open("/", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
         .map_err(failed)?;
     fchdir(root).map_err(failed)?;
     pivot_root(".", ".").map_err(failed)?;
-    // The old root is on top of the new one now, and goes.
+    // pivot_root(".", ".") has stacked the old root on top of the new one. Unmount it.
     fchdir(&old).map_err(failed)?;
     rustix::mount::mount_change(".", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
         .map_err(failed)?;
@@ -255,7 +259,7 @@ fn change_root(root: &OwnedFd) -> Result<(), Failure> {
     chdir("/").map_err(failed)
 }
 
-/// A fresh file system of the kernel's.
+/// Creates an instance of a kernel filesystem.
 fn new_filesystem(kind: &str, options: &[(&str, &str)], attributes: MountAttrFlags) -> io::Result<OwnedFd> {
     let context = rustix::mount::fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (name, value) in options {
@@ -268,7 +272,7 @@ fn new_filesystem(kind: &str, options: &[(&str, &str)], attributes: MountAttrFla
     Ok(rustix::mount::fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?)
 }
 
-/// A file system with nothing in it and no room for anything, which is mounted nowhere.
+/// An empty filesystem of size 0 that is mounted nowhere.
 pub fn empty_filesystem() -> io::Result<OwnedFd> {
     new_filesystem("tmpfs", &[("size", "0")], MountAttrFlags::MOUNT_ATTR_RDONLY)
 }
@@ -277,14 +281,14 @@ fn file_type(fd: impl AsFd) -> io::Result<FileType> {
     Ok(FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode))
 }
 
-/// The container's root while it is being furnished.
+/// The container's root while it is set up.
 struct Root<'a> {
     fd: OwnedFd,
     users: Option<&'a PodUsers>,
 }
 
 impl Root<'_> {
-    /// Gives something that was made here to the pod's root.
+    /// Changes the owner of a created file to the pod's root user.
     fn set_owner(&self, directory: impl AsFd, name: &OsStr) -> rustix::io::Result<()> {
         let Some((uid, gid)) = self.users.map(PodUsers::root) else { return Ok(()) };
         rustix::fs::chownat(directory, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
@@ -294,17 +298,18 @@ impl Root<'_> {
         crate::embedded::open_in_root(&self.fd, path)
     }
 
-    /// A file or directory to mount on, made where there is none: for a link to nothing, where it leads.
+    /// Opens the file or directory to mount on, and creates it if it does not exist. For a dangling
+    /// symlink, its target is created.
     fn ensure_target(&self, target: &str, is_directory: bool) -> io::Result<OwnedFd> {
-        // As many as the kernel follows.
+        // The kernel's limit of symlinks in a path.
         const MAX_SYMLINKS: usize = 40;
         if Path::new(target).components().any(|part| part == Component::ParentDir) {
-            return Err(io::Error::other("the path has .."));
+            return Err(io::Error::other("the path contains .."));
         }
         let mut path = PathBuf::from("/");
         let mut current = self.open(&path)?;
         let mut links = 0;
-        // The rest of the way, what comes next at its end.
+        // The remaining components in reverse order.
         let mut rest = path_components(Path::new(target));
         while let Some(name) = rest.pop() {
             path.push(&name);
@@ -334,7 +339,8 @@ impl Root<'_> {
         Ok(current)
     }
 
-    /// Mounts what programs and this one trust in. A link would let a volume stand in its place.
+    /// Mounts a filesystem that the container and this process rely on. A symlink would let a volume
+    /// take its place.
     fn mount_without_symlinks(&self, target: &str, tree: io::Result<OwnedFd>) -> Result<(), Failure> {
         let name = target.trim_start_matches('/');
         let is_link = rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)
@@ -399,7 +405,7 @@ impl Root<'_> {
             let done = mounts::set_mount_attributes(tree, attributes)
                 .and_then(|()| mounts::attach(tree, self.ensure_target(&target, true)?));
             done.map_err(Failure::during(format!("mount {target}")))?;
-            // Those that are mounted together are found under each of their names.
+            // Controllers that are mounted together are also found under each single name.
             for controller in name.split(',').filter(|controller| controller != name) {
                 let groups = self
                     .ensure_target("/sys/fs/cgroup", true)
@@ -425,28 +431,28 @@ impl Root<'_> {
             let device = rustix::fs::makedev(major, minor);
             rustix::fs::mknodat(&dev, name, FileType::CharacterDevice, mode, device)
                 .and_then(|()| self.set_owner(&dev, name.as_ref()))
-                .map_err(Failure::during(format!("make /dev/{name}")))?;
+                .map_err(Failure::during(format!("create /dev/{name}")))?;
         }
         for (name, target) in DEV_LINKS {
-            // Not every kernel shows its memory.
+            // Not every kernel has /proc/kcore.
             if target == PROC_CORE_PATH && self.open(Path::new(PROC_CORE_PATH)).is_err() {
                 continue;
             }
             rustix::fs::symlinkat(target, &dev, name)
                 .and_then(|()| self.set_owner(&dev, name.as_ref()))
-                .map_err(Failure::during(format!("make /dev/{name}")))?;
+                .map_err(Failure::during(format!("create /dev/{name}")))?;
         }
         if spec.privileged {
             self.copy_devices(Path::new("/dev"), 0);
         }
         for device in &spec.devices {
             self.make_device(device)
-                .map_err(Failure::during(format!("make the device {:?}", device.target)))?;
+                .map_err(Failure::during(format!("create the device {:?}", device.target)))?;
         }
         Ok(())
     }
 
-    /// The host's devices, as many as can be had.
+    /// Copies the host's device nodes, best effort.
     fn copy_devices(&self, directory: &Path, depth: usize) {
         const MAX_DEV_DEPTH: usize = 4;
         for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -477,7 +483,7 @@ impl Root<'_> {
             Err(Errno::EXIST) => return Ok(()),
             other => other?,
         }
-        // Some are for a group of users, which the container's may be in.
+        // Some devices belong to a group that the container's user may be in.
         let owner = (Some(Uid::from_raw(found.st_uid)), Some(Gid::from_raw(found.st_gid)));
         Ok(rustix::fs::chownat(&parent, name, owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW)?)
     }
@@ -510,18 +516,18 @@ impl Root<'_> {
         Ok(())
     }
 
-    /// The device that was made here, and nothing else that is called so.
+    /// Opens /dev/null and verifies that it is the device and no other file.
     fn null(&self) -> io::Result<OwnedFd> {
         let found = self.open(Path::new("/dev/null"))?;
         let device = rustix::fs::fstat(&found)?;
         let is_null = file_type(&found)?.is_char_device() && device.st_rdev == rustix::fs::makedev(1, 3);
-        is_null.then_some(found).ok_or_else(|| io::Error::other("it is another file"))
+        is_null.then_some(found).ok_or_else(|| io::Error::other("it is not the null device"))
     }
 
-    /// Hides what would tell too much and protects what would do too much.
+    /// Applies the masked and read-only paths.
     fn mask_paths(&self, spec: &Container, null: &OwnedFd) -> Result<(), Failure> {
         for path in &spec.masked {
-            let failed = |error: io::Error| Failure::during(format!("hide {path}"))(error);
+            let failed = |error: io::Error| Failure::during(format!("mask {path}"))(error);
             let place = match self.open(Path::new(path)) {
                 Ok(place) => place,
                 Err(Errno::NOENT | Errno::NOTDIR) => continue,
@@ -534,7 +540,7 @@ impl Root<'_> {
             mounts::attach(cover, place).map_err(failed)?;
         }
         for path in &spec.read_only_paths {
-            let failed = |error: io::Error| Failure::during(format!("protect {path}"))(error);
+            let failed = |error: io::Error| Failure::during(format!("make read-only {path}"))(error);
             let place = match self.open(Path::new(path)) {
                 Ok(place) => place,
                 Err(Errno::NOENT | Errno::NOTDIR) => continue,
@@ -554,12 +560,13 @@ impl Root<'_> {
     }
 }
 
-/// The parts of a path, the first one last. The root is one, which a path begins anew with.
+/// The components of a path in reverse order. The root is one of them, and restarts a lookup at the
+/// root.
 fn path_components(path: &Path) -> Vec<OsString> {
     path.components().rev().map(|part| part.as_os_str().to_owned()).collect()
 }
 
-/// Another copy of what is mounted there already.
+/// Clones the mount at this descriptor with everything below.
 pub fn clone_mount(place: impl AsFd) -> io::Result<OwnedFd> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
@@ -568,7 +575,7 @@ pub fn clone_mount(place: impl AsFd) -> io::Result<OwnedFd> {
     Ok(rustix::mount::open_tree(place, "", flags)?)
 }
 
-/// Makes the directory a process begins in, inside the container already.
+/// Creates the working directory of a process, inside the container.
 pub fn make_directory(path: &str) -> io::Result<()> {
     match rustix::fs::statat(CWD, path, rustix::fs::AtFlags::empty()) {
         Ok(_) => Ok(()),

@@ -1,4 +1,5 @@
-//! How a supervisor comes to be: detached from whoever started it, with the pod's namespaces, network and socket.
+//! Startup of a supervisor: detaches from its parent and sets up the pod's namespaces, network and
+//! socket.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -23,8 +24,8 @@ use crate::embedded::SUPERVISORS_CGROUP;
 use crate::embedded::protocol::SOCKET;
 use crate::embedded::spec::{self, Sandbox};
 
-/// `skiff supervise DIRECTORY`: starts a supervisor that goes on by itself. Ends when it can be talked to; if it cannot,
-/// the reason is on standard output.
+/// `skiff supervise DIRECTORY`: starts a supervisor in the background and exits once it accepts
+/// requests. On failure, the reason is on standard output.
 pub fn supervise(directory: &Path) -> ExitCode {
     sys::process::raise_nofile_limit();
     let begin = || -> io::Result<String> {
@@ -41,10 +42,10 @@ pub fn supervise(directory: &Path) -> ExitCode {
         };
         let child = match start(clone_options) {
             Ok(child) => child,
-            // A kernel before 5.7, or one that lets nobody in.
+            // A kernel before 5.7 without CLONE_INTO_CGROUP, or a cgroup that accepts no processes.
             Err(_) => start(CloneOptions::default())?,
         };
-        // The copy in the child is the only other one.
+        // Only the child has a copy now, so that reading ends when it exits.
         drop(writer);
         let mut output = [0; 4096];
         let count = reader.read(&mut output)?;
@@ -55,7 +56,7 @@ pub fn supervise(directory: &Path) -> ExitCode {
     };
     let error_message = match begin() {
         Ok(output) if output == "ready" => return ExitCode::SUCCESS,
-        Ok(output) if output.is_empty() => "the supervisor ended at once".to_owned(),
+        Ok(output) if output.is_empty() => "the supervisor exited without a result".to_owned(),
         Ok(output) => output,
         Err(error) => error.to_string(),
     };
@@ -63,8 +64,9 @@ pub fn supervise(directory: &Path) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The cgroup of all supervisors, where there is one tree of them. In that of skiff's service they would be processes left
-/// over from the last run at each restart, and a service manager would end or count them with it.
+/// The cgroup of all supervisors, with cgroup v2. In the cgroup of skiff's service they would be
+/// leftover processes at each restart, and a service manager would stop them or account them to the
+/// service.
 fn supervisors_cgroup() -> Option<OwnedFd> {
     let cgroups = Cgroups::of_host().ok()?;
     let open = || cgroups.open_dir(SUPERVISORS_CGROUP);
@@ -74,8 +76,8 @@ fn supervisors_cgroup() -> Option<OwnedFd> {
     })
 }
 
-/// Whether skiff is gone, which waits for what is said on standard output. It does not know then that there is a
-/// supervisor, and another one may already have looked for it in vain.
+/// Whether skiff, which reads standard output, has exited. It then does not know this supervisor, and a
+/// new skiff may already have looked for it.
 fn has_caller_exited() -> bool {
     let stdout = rustix::stdio::stdout();
     let mut fds = [PollFd::new(&stdout, PollFlags::empty())];
@@ -84,7 +86,7 @@ fn has_caller_exited() -> bool {
 }
 
 fn run(directory: &Path, spec: &Sandbox, mut ready: io::PipeWriter) -> i32 {
-    // As long as nobody can call it, it goes with those who wait for it.
+    // While no client can connect, this process must not outlive its parent.
     let follow = rustix::process::set_parent_process_death_signal;
     let _ = follow(Some(rustix::process::Signal::KILL));
     match prepare(directory, spec) {
@@ -110,13 +112,14 @@ fn run(directory: &Path, spec: &Sandbox, mut ready: io::PipeWriter) -> i32 {
 fn prepare(directory: &Path, spec: &Sandbox) -> Result<Supervisor, Failure> {
     let _ = rustix::process::setsid();
     let detach = || null().and_then(|null| launch::stdio(&null, &null, &null));
-    detach().map_err(Failure::during("part from standard streams"))?;
+    detach().map_err(Failure::during("detach from the standard streams"))?;
     let place = directory.to_owned();
     std::panic::set_hook(Box::new(move |panic| log_exit_reason(&place, panic)));
-    // Nobody inside a container may look into a process of ours that is on its way to become one of theirs.
+    // Processes in a container must not be able to trace a supervisor process that is about to enter
+    // it.
     let _ = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable);
     let _ = std::fs::write("/proc/self/oom_score_adj", "-998");
-    let cgroups = Cgroups::of_host().map_err(Failure::during("find cgroups"))?;
+    let cgroups = Cgroups::of_host().map_err(Failure::during("detect the cgroup hierarchies"))?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let host_mount_namespace = rustix::fs::open("/proc/self/ns/mnt", flags, Mode::empty())
         .map_err(Failure::during("open /proc/self/ns/mnt"))?;
@@ -126,21 +129,21 @@ fn prepare(directory: &Path, spec: &Sandbox) -> Result<Supervisor, Failure> {
     let host_namespaces = host_namespaces.map_err(Failure::during("open the host's namespaces"))?;
     let (users, network) = setup_network(spec)?;
     let shm = mount_shared_memory(directory, spec, users.as_ref())?;
-    // Before there is anything a copy of this process should not hold on to.
+    // Forked before there is anything that a copy of this process must not hold.
     let pause_process = if spec.shared_pids {
-        let failed = |Failure(reason)| Failure(format!("keep the pod's processes together: {reason}"));
+        let failed = |Failure(reason)| Failure(format!("start the pause process: {reason}"));
         Some(spawn::PauseProcess::start().map_err(failed)?)
     } else {
         None
     };
-    rustix::process::chdir(directory).map_err(Failure::during("enter the pod's directory"))?;
+    rustix::process::chdir(directory).map_err(Failure::during("enter the pod directory"))?;
     let _ = std::fs::remove_file(SOCKET);
-    // By its last name alone: a socket's path may have no more than 108 bytes.
-    let listener = UnixListener::bind(SOCKET).map_err(Failure::during("make the pod's socket"))?;
-    listener.set_nonblocking(true).map_err(Failure::during("make the pod's socket"))?;
-    // Whoever took the directory away meanwhile will never call.
-    std::fs::metadata(directory.join(SOCKET)).map_err(Failure::during("find the pod's socket"))?;
-    // Without, it is noticed with the next thing that happens.
+    // Relative, since a socket path is limited to 108 bytes.
+    let listener = UnixListener::bind(SOCKET).map_err(Failure::during("create the pod socket"))?;
+    listener.set_nonblocking(true).map_err(Failure::during("create the pod socket"))?;
+    // If the directory was deleted meanwhile, no client would ever connect.
+    std::fs::metadata(directory.join(SOCKET)).map_err(Failure::during("find the pod socket"))?;
+    // Without it, a deletion is noticed at the next event.
     let removal_watcher = RemovalWatcher::watch(directory).ok();
     let directory = directory.to_owned();
     let (connections, containers, commands) = Default::default();
@@ -167,12 +170,12 @@ fn prepare(directory: &Path, spec: &Sandbox) -> Result<Supervisor, Failure> {
     })
 }
 
-/// A link that is the pod's, and the network it ends in.
+/// The host-side link of the pod, and a netlink socket in its namespace.
 type Link = (Netlink, String);
 
-/// The namespaces of the pod, and its link.
+/// Sets up the namespaces of the pod and its network.
 fn setup_network(spec: &Sandbox) -> Result<(Option<PodUsers>, Option<Link>), Failure> {
-    let mut host = Netlink::open().map_err(Failure::during("speak to the kernel about networks"))?;
+    let mut host = Netlink::open().map_err(Failure::during("open a netlink socket"))?;
     let mut unshare_flags = UnshareFlags::empty();
     unshare_flags.set(UnshareFlags::NEWNET, !spec.host_network);
     unshare_flags.set(UnshareFlags::NEWIPC, !spec.host_ipc);
@@ -182,9 +185,9 @@ fn setup_network(spec: &Sandbox) -> Result<(Option<PodUsers>, Option<Link>), Fai
         unshare_flags = UnshareFlags::empty();
     }
     sys::process::unshare(unshare_flags | UnshareFlags::NEWNS)
-        .map_err(Failure::during("make the pod's namespaces"))?;
+        .map_err(Failure::during("create the pod namespaces"))?;
     rustix::mount::mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
-        .map_err(Failure::during("part from the host's mounts"))?;
+        .map_err(Failure::during("change the propagation of the host's mounts"))?;
     if !spec.hostname.is_empty() {
         rustix::system::sethostname(spec.hostname.as_bytes())
             .map_err(Failure::during("set the host name"))?;
@@ -203,7 +206,8 @@ fn setup_network(spec: &Sandbox) -> Result<(Option<PodUsers>, Option<Link>), Fai
                 link = Some((host, attachment.link.clone()));
             }
             None => {
-                let mut inside = Netlink::open().map_err(Failure::during("open the pod's network"))?;
+                let mut inside =
+                    Netlink::open().map_err(Failure::during("open a netlink socket in the pod"))?;
                 podnet::loopback(&mut inside).map_err(failed)?;
             }
         }
@@ -212,7 +216,7 @@ fn setup_network(spec: &Sandbox) -> Result<(Option<PodUsers>, Option<Link>), Fai
     Ok((users, link))
 }
 
-/// Sets what the pod wants set of the kernel.
+/// Applies the pod's sysctls.
 pub fn apply_sysctls(spec: &Sandbox, users: Option<&PodUsers>) -> Result<(), Failure> {
     let set = || {
         for (name, value) in &spec.sysctls {
@@ -230,13 +234,14 @@ pub fn apply_sysctls(spec: &Sandbox, users: Option<&PodUsers>) -> Result<(), Fai
         Ok(())
     };
     match users {
-        // Some may be set by the namespace's own root only.
+        // Some can be set only by root of the namespace.
         Some(users) if !spec.sysctls.is_empty() => users.run_as_root(set),
         _ => set(),
     }
 }
 
-/// In a network of its own nobody need be root to have a port below 1024 or to send a ping. The pod's own settings come later.
+/// Allows ports below 1024 and ping without privileges in a network namespace of the pod. The pod's own
+/// sysctls are applied later.
 fn allow_low_ports_and_ping(has_own_users: bool) {
     let _ = std::fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0");
     if !has_own_users {
@@ -244,7 +249,8 @@ fn allow_low_ports_and_ping(has_own_users: bool) {
     }
 }
 
-/// Whether a setting of the kernel is the pod's own, so that nothing else on the host has it changed.
+/// Whether a sysctl is namespaced and the pod has that namespace, so that nothing else on the host is
+/// affected.
 fn is_namespaced_sysctl(spec: &Sandbox, name: &str) -> bool {
     let of_ipc = ["kernel.sem", "kernel.shm", "kernel.msg", "fs.mqueue."]
         .iter()
@@ -253,20 +259,21 @@ fn is_namespaced_sysctl(spec: &Sandbox, name: &str) -> bool {
     is_plain && (name.starts_with("net.") && !spec.host_network || of_ipc && !spec.host_ipc)
 }
 
-/// One `/dev/shm` for the whole pod, where it is seen from here. With the host's IPC it is the host's.
+/// Mounts the pod's `/dev/shm` and returns its path in this mount namespace. With the host's IPC
+/// namespace it is the host's.
 fn mount_shared_memory(
     directory: &Path,
     spec: &Sandbox,
     users: Option<&PodUsers>,
 ) -> Result<PathBuf, Failure> {
     fn failed<E: Into<io::Error>>(error: E) -> Failure {
-        Failure::during("make the pod's /dev/shm")(error)
+        Failure::during("mount the pod's /dev/shm")(error)
     }
     let mut place = PathBuf::from("/dev/shm");
     if spec.host_ipc {
         return Ok(place);
     }
-    // This process needs none of the host's, and would have to make a directory for any other place.
+    // This process does not need the host's /dev/shm; any other mount point would have to be created.
     if !place.is_dir() {
         place = directory.join("shm");
         layers::create_dir(&place).map_err(failed)?;
@@ -282,20 +289,20 @@ fn mount_shared_memory(
     Ok(place)
 }
 
-/// Why this process ends that should not, for whoever looks into the pod's directory.
+/// Logs the reason of an unexpected exit in the pod's directory.
 fn log_exit_reason(directory: &Path, reason: &dyn std::fmt::Display) {
     let log = File::options().append(true).create(true).open(directory.join("supervisor.log"));
     let _ = log.and_then(|mut log| writeln!(log, "{reason}"));
 }
 
-/// Reads from it end at once, writes to it vanish.
+/// Opens /dev/null.
 pub fn null() -> io::Result<OwnedFd> {
     Ok(rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 pub fn read_container(directory: &Path, id: &str) -> Result<spec::Container, Failure> {
     if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
-        return Err(Failure(format!("{id:?} is not a container")));
+        return Err(Failure(format!("{id:?} is not a valid container ID")));
     }
     read_json(&directory.join(id).join("spec.json"))
 }
@@ -303,5 +310,5 @@ pub fn read_container(directory: &Path, id: &str) -> Result<spec::Container, Fai
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, Failure> {
     let bytes = std::fs::read(path).map_err(Failure::during(format!("read {}", path.display())))?;
     serde_json::from_slice(&bytes)
-        .map_err(|error| Failure(format!("cannot understand {}: {error}", path.display())))
+        .map_err(|error| Failure(format!("cannot parse {}: {error}", path.display())))
 }

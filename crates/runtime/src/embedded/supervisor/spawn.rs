@@ -1,7 +1,7 @@
-//! Copies of the supervisor that become a container's processes.
+//! Forks of the supervisor that become a container's processes.
 //!
-//! Each has a channel back: the near end of its terminal, who it runs as, or what went wrong as text; it closes when the
-//! program runs.
+//! Each has a channel back to the supervisor. It brings the terminal's master, the user the process
+//! runs as, or the error message, and is closed when the program is executed.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,25 +20,25 @@ use super::root::{self, MountSources};
 use super::users::PodUsers;
 use crate::embedded::spec::{Container, Pids};
 
-/// Whom nothing belongs to.
+/// The overflow UID and GID, which own nothing.
 const OVERFLOW_ID: u32 = 65534;
 
-/// What a new process needs of the pod.
+/// The state of the pod that a new process needs.
 pub struct SpawnContext<'a> {
     /// The pod's directory.
     pub directory: &'a Path,
     pub cgroups: &'a Cgroups,
-    /// What its containers have as `/dev/shm`, as seen from where they are made.
+    /// The source of the containers' `/dev/shm`, in this mount namespace.
     pub shm: &'a Path,
-    /// The mount namespace of the host.
+    /// The host's mount namespace.
     pub host_mount_namespace: BorrowedFd<'a>,
-    /// Its other namespaces, those that pods have of their own.
+    /// The host's network, IPC and UTS namespaces.
     pub host_namespaces: &'a [OwnedFd],
-    /// Of a pod whose users are others outside.
+    /// The user namespace, if the pod has one of its own.
     pub users: Option<&'a PodUsers>,
 }
 
-/// The streams of a new process; with a terminal none of them matters.
+/// The standard streams of a new process; not used with a terminal.
 pub struct Stdio<'a> {
     pub stdin: BorrowedFd<'a>,
     pub stdout: BorrowedFd<'a>,
@@ -46,29 +46,29 @@ pub struct Stdio<'a> {
 }
 
 impl Stdio<'_> {
-    /// Gives the streams to the pod's root.
+    /// Changes the owner of the streams to the pod's root user.
     fn set_owner(&self, users: &PodUsers) {
         [self.stdin, self.stdout, self.stderr].into_iter().for_each(|stream| users.set_owner(stream));
     }
 }
 
-/// A process on its way to its program.
+/// A process that has not yet executed its program.
 pub struct SpawnedProcess {
     pub child: Child,
     pub channel: UnixStream,
 }
 
-/// What came over the channel, once it is closed.
+/// What a channel has brought when it is closed.
 #[derive(Debug, Default)]
 pub struct SpawnResult {
     pub failure: Option<String>,
     pub terminal: Option<OwnedFd>,
     pub identity: Option<Identity>,
-    /// What has come and is not understood yet.
+    /// Received bytes that are not parsed yet.
     received: Vec<u8>,
 }
 
-/// Starts a container. `pids` is the namespace it joins, where it does not get one of its own.
+/// Starts a container. `pids` is the PID namespace to join, if it does not get one of its own.
 pub fn spawn_container(
     context: &SpawnContext<'_>,
     id: &str,
@@ -88,7 +88,8 @@ pub fn spawn_container(
     spawn(options, group, pids, |channel| {
         let begin = || -> Result<_, Failure> {
             rustix::process::umask(rustix::fs::Mode::empty());
-            sys::process::join_new_session_keyring().map_err(Failure::during("leave the host's keys"))?;
+            sys::process::join_new_session_keyring()
+                .map_err(Failure::during("join a new session keyring"))?;
             set_oom_score(spec.oom_score_adj);
             let filter = launch::seccomp_filter(spec)?;
             let hooks = Hooks::new(id, spec, &directory)?;
@@ -97,18 +98,19 @@ pub fn spawn_container(
             if !spec.privileged {
                 unshare_flags |= UnshareFlags::NEWCGROUP;
             }
-            sys::process::unshare(unshare_flags).map_err(Failure::during("leave the host's mounts"))?;
+            sys::process::unshare(unshare_flags).map_err(Failure::during("create a mount namespace"))?;
             root::enter(spec, &directory, trees, context, &hooks)?;
             if let Some(users) = context.users {
                 stdio.set_owner(users);
                 users.enter()?;
-                // What is mounted so far cannot be taken apart by root in there.
+                // Locks the mounts made so far: root of the user namespace cannot unmount them one by
+                // one.
                 sys::process::unshare(UnshareFlags::NEWNS)
-                    .map_err(Failure::during("give the mounts to the pod"))?;
+                    .map_err(Failure::during("create a mount namespace of the pod's user namespace"))?;
             }
             setup_streams(spec.tty, stdio, channel)?;
             if spec.tty {
-                launch::console().map_err(Failure::during("make /dev/console"))?;
+                launch::console().map_err(Failure::during("mount /dev/console"))?;
             }
             Ok((filter, hooks))
         };
@@ -123,17 +125,17 @@ pub fn spawn_container(
     })
 }
 
-/// What a new process is to run.
+/// The program of a new process.
 pub struct CommandSpec<'a> {
     pub args: &'a [String],
     pub tty: bool,
-    /// Who the container runs as, where that is known already.
+    /// The container's user, if it is known already.
     pub identity: Option<&'a Identity>,
-    /// Of a container's first process.
+    /// The hooks of a container's first process.
     pub hooks: Option<&'a Hooks<'a>>,
 }
 
-/// Runs a command beside what runs in a container already. `first` is its first process.
+/// Runs a command in a running container. `first` is the container's first process.
 pub fn spawn_command(
     context: &SpawnContext<'_>,
     spec: &Container,
@@ -146,7 +148,8 @@ pub fn spawn_command(
     let group = CgroupTarget { cgroups: context.cgroups, name: &spec.cgroup, sub_group, created: Ok(()) };
     spawn(CloneOptions::default(), group, pids, |channel| {
         let begin = || -> Result<_, Failure> {
-            sys::process::join_new_session_keyring().map_err(Failure::during("leave the host's keys"))?;
+            sys::process::join_new_session_keyring()
+                .map_err(Failure::during("join a new session keyring"))?;
             set_oom_score(spec.oom_score_adj);
             let filter = launch::seccomp_filter(spec)?;
             let mut into = ThreadNameSpaceType::MOUNT;
@@ -154,7 +157,7 @@ pub fn spawn_command(
                 into |= ThreadNameSpaceType::CONTROL_GROUP;
             }
             rustix::thread::move_into_thread_name_spaces(first.as_fd(), into)
-                .map_err(Failure::during("enter the container"))?;
+                .map_err(Failure::during("enter the container's namespaces"))?;
             if let Some(users) = context.users {
                 stdio.set_owner(users);
                 users.enter()?;
@@ -169,22 +172,22 @@ pub fn spawn_command(
     })
 }
 
-/// The process that keeps a pod's process namespace, and is the parent of the orphans in it.
+/// The pause process of a pod: holds its PID namespace and reaps the orphans in it.
 pub struct PauseProcess {
     pub child: Child,
-    /// It goes when this does.
+    /// The pause process exits when this is closed.
     _alive: UnixStream,
 }
 
 impl PauseProcess {
-    /// Starts one, and has waited until it has nothing that anybody could use: all containers of the pod see this process,
-    /// and some may look into it.
+    /// Starts a pause process and waits until it has given up everything that could be abused: all
+    /// containers of the pod see this process, and some may inspect it.
     pub fn start() -> Result<PauseProcess, Failure> {
         const READY: &[u8] = &[0];
-        let (local, remote) = UnixStream::pair().map_err(Failure::during("make a pair of sockets"))?;
+        let (local, remote) = UnixStream::pair().map_err(Failure::during("create a socket pair"))?;
         let mut local = Some(local);
         let child = sys::process::fork(CloneOptions { pid: true, ..CloneOptions::default() }, || {
-            // The copy of the other end that came along would keep it waiting for itself.
+            // Its copy of the other end would keep it from noticing the supervisor's exit.
             drop(local.take());
             let mut remote = remote;
             sys::process::ignore_child_signals();
@@ -195,10 +198,10 @@ impl PauseProcess {
             }
             0
         });
-        let child = child.map_err(Failure::during("make a process"))?;
-        let mut alive = local.ok_or_else(|| Failure("it has no socket".to_owned()))?;
+        let child = child.map_err(Failure::during("fork a process"))?;
+        let mut alive = local.ok_or_else(|| Failure("the pause process has no socket".to_owned()))?;
         let mut buffer = [0; 512];
-        let length = alive.read(&mut buffer).map_err(Failure::during("hear of it"))?;
+        let length = alive.read(&mut buffer).map_err(Failure::during("read from the pause process"))?;
         match &buffer[..length] {
             READY => Ok(PauseProcess { child, _alive: alive }),
             message => {
@@ -209,17 +212,18 @@ impl PauseProcess {
     }
 }
 
-/// Takes from this process what it does not need to wait: files, the host's file system, its powers and its user.
+/// Gives up what this process does not need for waiting: files, the host's filesystem, privileges and
+/// user.
 fn drop_privileges(keep_fd: BorrowedFd<'_>) -> Result<(), Failure> {
     sys::process::close_other_fds(keep_fd).map_err(Failure::during("close files"))?;
     let null = super::setup::null().map_err(Failure::during("open /dev/null"))?;
-    // Mounted nowhere, so that there is no way up from it.
-    let empty = root::empty_filesystem().map_err(Failure::during("make an empty root"))?;
+    // Mounted nowhere, so that it has no parent directory.
+    let empty = root::empty_filesystem().map_err(Failure::during("create an empty root"))?;
     rustix::process::fchdir(&empty)
         .and_then(|()| rustix::process::chroot("."))
-        .map_err(Failure::during("leave the host's files"))?;
+        .map_err(Failure::during("change to the empty root"))?;
     drop(empty);
-    launch::stdio(&null, &null, &null).map_err(Failure::during("part from standard streams"))?;
+    launch::stdio(&null, &null, &null).map_err(Failure::during("detach from the standard streams"))?;
     drop(null);
     let spec = Container { no_new_privileges: true, ..Container::default() };
     let identity = Identity { uid: OVERFLOW_ID, gid: OVERFLOW_ID, groups: Vec::new(), home: String::new() };
@@ -228,14 +232,14 @@ fn drop_privileges(keep_fd: BorrowedFd<'_>) -> Result<(), Failure> {
     sys::seccomp::load(&filter).map_err(Failure::during("load the seccomp filter"))
 }
 
-/// Where a new process is counted.
+/// The cgroup of a new process.
 struct CgroupTarget<'a> {
     cgroups: &'a Cgroups,
     name: &'a str,
-    /// Where the container's first process is: one that has groups of its own, and hands something down to them, has no
-    /// processes beside them.
+    /// The cgroup of the container's first process. If the container has nested cgroups with
+    /// controllers enabled, cgroup v2 allows no processes in its own cgroup.
     sub_group: Option<String>,
-    /// What went wrong when it was made is for the new process to tell, as all else that does.
+    /// The result of creating the cgroup. The new process reports an error, like all its other errors.
     created: Result<(), Failure>,
 }
 
@@ -253,15 +257,15 @@ fn spawn(
     pids: Option<BorrowedFd<'_>>,
     body: impl FnOnce(&UnixStream) -> Failure,
 ) -> Result<SpawnedProcess, Failure> {
-    let (local, remote) = UnixStream::pair().map_err(Failure::during("make a pair of sockets"))?;
-    local.set_nonblocking(true).map_err(Failure::during("make a pair of sockets"))?;
+    let (local, remote) = UnixStream::pair().map_err(Failure::during("create a socket pair"))?;
+    local.set_nonblocking(true).map_err(Failure::during("create a socket pair"))?;
     let names = [Some(group.name), group.sub_group.as_deref()].into_iter().flatten();
     let cgroup_dirs: Vec<OwnedFd> =
         names.filter(|_| group.created.is_ok()).filter_map(|name| group.cgroups.open_dir(name)).collect();
-    // The copy takes them; here they are left for another try.
+    // Taken in the child; still here for the second attempt in this process.
     let (mut group, mut body) = (Some(group), Some(body));
     let mut run = |is_inside: bool| {
-        // From the first moment on: a container whose supervisor is gone has nobody to report to.
+        // Set first: a process of a container must not outlive its supervisor.
         let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
         let _ = rustix::process::setsid();
         let (Some(group), Some(body)) = (group.take(), body.take()) else { return 127 };
@@ -278,14 +282,14 @@ fn spawn(
                 return Ok(child);
             }
         }
-        // A container that has all the processes it is allowed takes none at the door, but nobody is kept from joining.
+        // CLONE_INTO_CGROUP is subject to the container's pids limit, joining a cgroup is not.
         sys::process::fork(options, || run(false))
     });
-    let child = child.map_err(Failure::during("make a process in the container"))?;
+    let child = child.map_err(Failure::during("fork a process of the container"))?;
     Ok(SpawnedProcess { child, channel: local })
 }
 
-/// Makes a child that begins in another namespace of processes; this process stays where it is.
+/// Forks a child into another PID namespace; this process stays in its own.
 fn in_pid_namespace(
     pids: Option<BorrowedFd<'_>>,
     fork: impl FnOnce() -> io::Result<Child>,
@@ -293,28 +297,29 @@ fn in_pid_namespace(
     let Some(pids) = pids else { return fork() };
     let kind = Some(LinkNameSpaceType::ProcessID);
     let own = std::fs::File::open("/proc/self/ns/pid")?;
+    // Entering a PID namespace affects only the children of this process.
     rustix::thread::move_into_link_name_space(pids, kind)?;
     let result = fork();
     rustix::thread::move_into_link_name_space(own.as_fd(), kind)?;
     result
 }
 
-/// Does something in a process of its own, which may go where there is no way back from.
+/// Runs `body` in a child process, which may enter namespaces that it cannot leave.
 pub fn run_in_child(body: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
-    let (mut local, remote) = UnixStream::pair().map_err(Failure::during("make a pair of sockets"))?;
+    let (mut local, remote) = UnixStream::pair().map_err(Failure::during("create a socket pair"))?;
     let child = sys::process::fork(CloneOptions::default(), || {
         let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
         let Err(Failure(message)) = body() else { return 0 };
         let _ = (&remote).write_all(message.as_bytes());
         1
     });
-    let child = child.map_err(Failure::during("make a process"))?;
+    let child = child.map_err(Failure::during("fork a process"))?;
     drop(remote);
     let mut message = String::new();
     let _ = local.read_to_string(&mut message);
     match child.wait() {
         Ok(ended) if ended.code() == 0 => Ok(()),
-        _ if message.is_empty() => Err(Failure("a process of the pod was ended".to_owned())),
+        _ if message.is_empty() => Err(Failure("a helper process was killed".to_owned())),
         _ => Err(Failure(message)),
     }
 }
@@ -322,7 +327,7 @@ pub fn run_in_child(body: impl FnOnce() -> Result<(), Failure>) -> Result<(), Fa
 fn setup_streams(tty: bool, stdio: &Stdio<'_>, channel: &UnixStream) -> Result<(), Failure> {
     if tty {
         let local = launch::terminal()?;
-        sys::fds::send(channel, b"\0", &[local.as_fd()]).map_err(Failure::during("hand on the terminal"))?;
+        sys::fds::send(channel, b"\0", &[local.as_fd()]).map_err(Failure::during("send the terminal"))?;
         return Ok(());
     }
     launch::stdio(stdio.stdin, stdio.stdout, stdio.stderr).map_err(Failure::during("set up standard streams"))
@@ -330,16 +335,16 @@ fn setup_streams(tty: bool, stdio: &Stdio<'_>, channel: &UnixStream) -> Result<(
 
 fn create_cgroup(cgroups: &Cgroups, spec: &Container) -> Result<(), Failure> {
     let group = &spec.cgroup;
-    cgroups.create(group).map_err(Failure::during("make the container's cgroup"))?;
-    cgroups.limit(group, &spec.limits).map_err(Failure::during("limit the container"))?;
+    cgroups.create(group).map_err(Failure::during("create the container cgroup"))?;
+    cgroups.limit(group, &spec.limits).map_err(Failure::during("set the container limits"))?;
     cgroups
         .allow_devices(group, &device_rules(spec))
-        .map_err(Failure::during("limit the container's devices"))
+        .map_err(Failure::during("set the container's device rules"))
 }
 
 fn device_rules(spec: &Container) -> Vec<DeviceRule> {
     use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
-    /// Making any node is harmless as long as it cannot be opened; terminals are the container's own.
+    /// Creating nodes is harmless while they cannot be opened. The terminals are the container's own.
     const DEFAULT_DEVICE_RULES: [&str; 10] = [
         "c *:* m",
         "b *:* m",
@@ -380,15 +385,15 @@ fn device_rules(spec: &Container) -> Vec<DeviceRule> {
     rules
 }
 
-/// How early this process goes when memory is short. Not every root may lower it.
+/// Sets the OOM score adjustment, best effort: root in a restricted environment may not lower it.
 fn set_oom_score(adjustment: i64) {
     let _ = std::fs::write("/proc/self/oom_score_adj", adjustment.to_string());
 }
 
-/// What begins a message of who the user is, which ends with its line.
+/// The first byte of an identity message, which ends with a line break.
 const IDENTITY: u8 = 1;
 
-/// Tells the supervisor who a container's user is.
+/// Reports a container's user to the supervisor.
 pub fn send_identity(mut channel: &UnixStream, identity: &Identity) -> io::Result<()> {
     let mut message = vec![IDENTITY];
     serde_json::to_writer(&mut message, identity)?;
@@ -396,7 +401,7 @@ pub fn send_identity(mut channel: &UnixStream, identity: &Identity) -> io::Resul
     channel.write_all(&message)
 }
 
-/// Reads what a channel brings; `None` as long as it is open.
+/// Reads from a channel; `None` while it is open.
 pub fn read_channel(channel: &UnixStream, spawn_result: &mut SpawnResult) -> Option<()> {
     let mut buffer = [0; 4096];
     loop {
@@ -415,7 +420,8 @@ pub fn read_channel(channel: &UnixStream, spawn_result: &mut SpawnResult) -> Opt
 }
 
 impl SpawnResult {
-    /// All has been said: first of the terminal, then of the user, then of what went wrong, each only if it is so.
+    /// Parses everything received. In this order, each optional: the byte of the terminal, the
+    /// identity, the error message.
     fn parse_received(&mut self) {
         let received = std::mem::take(&mut self.received);
         let mut rest = received.strip_prefix(b"\0").unwrap_or(&received);
@@ -454,7 +460,7 @@ mod tests {
             if identity {
                 send_identity(&remote, &expected).unwrap();
             }
-            assert_eq!(read_channel(&local, &mut spawn_result), None, "it goes on");
+            assert_eq!(read_channel(&local, &mut spawn_result), None, "the channel is still open");
             (&remote).write_all(failure.as_bytes()).unwrap();
             drop(remote);
             assert_eq!(read_channel(&local, &mut spawn_result), Some(()));

@@ -1,8 +1,9 @@
-//! A pod whose users are others outside: root in there is nobody on the host.
+//! User namespaces of pods: root in the pod is an unprivileged user on the host.
 //!
-//! The supervisor itself stays the host's root. It holds the pod's user namespace, and each process moves into it once
-//! everything that needs the host's root is done: files are mounted, groups are joined. What the pod shares (its network
-//! and so on) belongs to the namespace from the beginning, so that root in there may change it.
+//! The supervisor itself stays root on the host. It holds the pod's user namespace, and each process
+//! enters it once everything that needs root on the host is done: mounts and cgroups. The namespaces
+//! that the pod shares (network and so on) belong to the user namespace from the start, so that root in
+//! the pod may configure them.
 
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,25 +18,26 @@ use super::launch::plain_message;
 use super::spawn;
 use crate::embedded::spec::{IdRange, UserMap};
 
-/// A pod's users.
+/// The user namespace of a pod.
 pub struct PodUsers {
     namespace: OwnedFd,
     map: UserMap,
 }
 
 impl PodUsers {
-    /// Makes the namespace, others that belong to it, and moves this process into those others.
+    /// Creates the user namespace and the other namespaces that belong to it, and moves this process
+    /// into those others.
     pub fn create(map: &UserMap, unshare_flags: UnshareFlags) -> Result<PodUsers, Failure> {
         fn failed<E: Into<io::Error>>(error: E) -> Failure {
-            Failure::during("make the pod's user namespace")(error)
+            Failure::during("create the pod's user namespace")(error)
         }
         if map.uid(0).is_none_or(|uid| uid == 0) || map.gid(0).is_none_or(|gid| gid == 0) {
-            return Err(Failure("root of the pod must be mapped to somebody else outside".to_owned()));
+            return Err(Failure("root of the pod must not be mapped to root of the host".to_owned()));
         }
         let (local, remote) = UnixStream::pair().map_err(failed)?;
         let mut local = Some(local);
         let child = sys::process::fork(CloneOptions { user: true, ..CloneOptions::default() }, || {
-            // The copy of the other end that came along would keep it waiting for itself.
+            // Its copy of the other end would keep it from noticing the supervisor's exit.
             drop(local.take());
             let step = || -> io::Result<()> {
                 let mut byte = [0];
@@ -44,7 +46,7 @@ impl PodUsers {
                 sys::process::unshare(unshare_flags)?;
                 (&remote).write_all(&byte)
             };
-            // Waits to be looked at, and then for the other end to go.
+            // Waits until the namespaces are opened and the other end is closed.
             let _ = step().and_then(|()| (&remote).read(&mut [0]));
             1
         })
@@ -75,12 +77,13 @@ impl PodUsers {
             Ok(namespace)
         };
         let namespace = setup();
+        // The user namespace is kept by its descriptor, the others by this process.
         let _ = child.signal(9);
         let _ = child.wait();
         Ok(PodUsers { namespace: namespace.map_err(failed)?, map: map.clone() })
     }
 
-    /// Moves this process in, where it is root. There is no way back.
+    /// Moves this process into the user namespace, as root. It cannot return.
     pub fn enter(&self) -> Result<(), Failure> {
         fn failed<E: Into<io::Error>>(error: E) -> Failure {
             Failure::during("enter the pod's user namespace")(error)
@@ -90,14 +93,15 @@ impl PodUsers {
         become_root().map_err(failed)
     }
 
-    /// Does something as root of the pod, in a process of its own.
+    /// Runs `body` as root of the pod, in a child process.
     pub fn run_as_root(&self, body: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
         spawn::run_in_child(|| self.enter().and_then(|()| body()))
     }
 
-    /// Shows a tree that is not mounted yet with the owners it has inside.
+    /// Applies the ID mappings to a detached mount tree.
     pub fn map(&self, tree: impl AsFd, source: &std::path::Path) -> Result<(), Failure> {
-        // What is mounted below and cannot be shown so belongs to nobody then.
+        // If a nested mount does not support that, map only the outermost. The files of the nested ones
+        // then have the overflow owner.
         let done = sys::mounts::map_owners(&tree, &self.namespace, true)
             .or_else(|_| sys::mounts::map_owners(&tree, &self.namespace, false));
         done.map_err(|error| {
@@ -107,19 +111,20 @@ impl PodUsers {
         })
     }
 
-    /// Whom root of the pod is outside.
+    /// The host IDs of the pod's root.
     pub fn root(&self) -> (Uid, Gid) {
         self.outside(0, 0)
     }
 
-    /// Whom somebody of the pod is outside; root for those it does not know.
+    /// The host IDs of a user of the pod; those of root for IDs without a mapping.
     pub fn outside(&self, uid: u32, gid: u32) -> (Uid, Gid) {
-        let uid = self.map.uid(uid).or(self.map.uid(0)).expect("made with a root");
-        let gid = self.map.gid(gid).or(self.map.gid(0)).expect("made with a root");
+        let uid = self.map.uid(uid).or(self.map.uid(0)).expect("the mapping includes root");
+        let gid = self.map.gid(gid).or(self.map.gid(0)).expect("the mapping includes root");
         (Uid::from_raw(uid), Gid::from_raw(gid))
     }
 
-    /// Gives a stream to the pod's root, who may hand it on. Devices that all share stay as they are.
+    /// Changes the owner of a stream to the pod's root, which may pass it on. Device nodes are shared
+    /// and keep their owner.
     pub fn set_owner(&self, stream: impl AsFd) {
         let is_device = rustix::fs::fstat(&stream).is_ok_and(|found| found.st_rdev != 0);
         if !is_device {
@@ -129,7 +134,7 @@ impl PodUsers {
     }
 }
 
-/// Right after coming into a namespace one is nobody there.
+/// A process that has just entered a user namespace has the overflow IDs.
 fn become_root() -> io::Result<()> {
     rustix::thread::set_thread_groups(&[])?;
     rustix::thread::set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;

@@ -1,4 +1,4 @@
-//! What is mounted in a container, and comes from the host, from an image, or is the container's own.
+//! The volumes of a container: from the host, from an image, or the container's own.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -14,29 +14,29 @@ use super::{Failure, layers};
 use crate::embedded::open_in_root;
 use crate::embedded::spec::ImageVolume;
 
-/// What is to be mounted.
+/// A volume to mount.
 pub enum Volume {
-    /// What was opened where the host's files are seen.
+    /// A mount tree that was opened in the host's mount namespace.
     Tree(OwnedFd),
-    /// An image, or a part of one.
+    /// An image, or a path in it.
     Image(ImageVolume),
-    /// A directory of the container's own, since its image declares it as a volume.
+    /// A directory of the container's own, for a volume that its image declares.
     Own,
 }
 
-/// Makes volumes of a container that has nothing in its root yet but its image.
+/// Builds the volumes of a container while its root contains nothing but the image.
 pub struct VolumeBuilder<'a> {
     pub root: BorrowedFd<'a>,
-    /// The container's own, which goes with it, and so does whatever is put there.
+    /// The container's directory, which is deleted with the container.
     pub directory: &'a Path,
     pub layers_dir: &'a Path,
-    /// Of SELinux, which the container's processes have.
+    /// The SELinux label of the container's processes.
     pub label: Option<&'a str>,
     pub users: Option<&'a PodUsers>,
 }
 
 impl VolumeBuilder<'_> {
-    /// The tree to be mounted at a target. `at` tells the container's volumes from each other.
+    /// Opens the mount tree for a target. `at` is the volume's index in the container.
     pub fn open_volume(&self, at: usize, target: &str, volume: Volume) -> Result<OwnedFd, Failure> {
         match volume {
             Volume::Tree(tree) => Ok(tree),
@@ -49,11 +49,11 @@ impl VolumeBuilder<'_> {
         }
     }
 
-    /// An image as a volume: only to be read, and nothing in it to be run.
+    /// Mounts an image as a volume: read-only, nothing in it can be executed.
     fn mount_image(&self, volume: &ImageVolume, directory: &Path) -> Result<OwnedFd, Failure> {
         let failed = |error: io::Error| Failure::during(format!("mount the image {:?}", volume.image))(error);
         let root = layers::mount_read_only(&volume.layers, self.layers_dir, directory, self.users)?;
-        // Its links lead nowhere else.
+        // Symlinks cannot lead out of the image.
         let part = if volume.sub_path.is_empty() { "." } else { &volume.sub_path };
         let part = open_in_root(root, part)
             .map_err(|error| Failure(volume.missing_error(&super::launch::plain_message(&error.into()))))?;
@@ -71,10 +71,12 @@ impl VolumeBuilder<'_> {
         Ok(tree)
     }
 
-    /// A directory that begins as the image's at this path, or empty where the image has none. Links of the image are
-    /// followed inside of it only; its layers are shown with the owners they have for the pod, and so is a copy of them.
+    /// Creates a directory with the content of the image at `target`, or an empty one if the image has
+    /// none. Symlinks are resolved inside the image. The layers are mounted with the owners mapped for
+    /// the pod, so the copy has them, too.
     fn create_own_volume(&self, target: &str, directory: &Path) -> Result<OwnedFd, Failure> {
-        let failed = |error: io::Error| Failure::during(format!("make the image's volume {target:?}"))(error);
+        let failed =
+            |error: io::Error| Failure::during(format!("create the image's volume {target:?}"))(error);
         layers::create_dir(directory).map_err(failed)?;
         let directory_fd = sys::trees::open(directory).map_err(failed)?;
         match open_in_root(self.root, target) {

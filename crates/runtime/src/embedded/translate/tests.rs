@@ -57,7 +57,7 @@ fn mounts_override_image_volumes() {
     let all = [("..".to_owned(), serde_json::json!({}))].into();
     let image = ImageProcess { cmd: Some(words("x")), volumes: Some(all), ..ImageProcess::default() };
     let error = translate_container(&config, &image).unwrap_err();
-    assert_eq!(error, "the image wants \"..\" to be a volume, which would hide all of it");
+    assert_eq!(error, "the image declares the volume \"..\", which would hide its whole filesystem");
 }
 
 #[test]

@@ -5,7 +5,7 @@ fn rules(text: &str) -> Vec<DeviceRule> {
     text.split(", ").map(|rule| rule.parse().unwrap_or_else(|_| panic!("{rule}"))).collect()
 }
 
-/// Runs a program as the kernel would; only what [`program`] uses of the language.
+/// Runs a program as the kernel does, limited to the instructions that [`program`] generates.
 fn run(program: &[Instruction], question: [u32; 3]) -> u32 {
     let mut regs = [0u32; 11];
     let mut at = 0;
@@ -70,7 +70,7 @@ fn device_rules_round_trip() {
     }
 }
 
-/// The kernel's own judgement, in a group of the second version; hosts of the first have its hierarchy beside it.
+/// The kernel's decision in a v2 group. On v1 hosts a cgroup2 hierarchy is mounted as well.
 #[test]
 fn kernel_enforces_the_device_program() {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap_or_default();
@@ -78,7 +78,7 @@ fn kernel_enforces_the_device_program() {
         let words: Vec<&str> = line.split(' ').collect();
         (words.get(2) == Some(&"cgroup2")).then(|| std::path::PathBuf::from(words[1]))
     });
-    let Some(root) = root else { return eprintln!("skipped: no cgroups of the second version") };
+    let Some(root) = root else { return eprintln!("skipped: needs cgroup v2") };
     let groups = Cgroups::V2 { root: root.clone() };
     let group = format!("/skiff-devices-{}", std::process::id());
     if groups.create(&group).is_err() {

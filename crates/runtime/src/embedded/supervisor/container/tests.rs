@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::super::listener::{MAX_PENDING_BYTES, WRITE_TIMEOUT};
 use super::*;
 
-/// A container of which one end of stdout is here.
+/// A running container, and the write end of its stdout.
 fn running() -> (RunningContainer, File) {
     let (reader, writer) = std::io::pipe().unwrap();
     let running = RunningContainer {
@@ -33,7 +33,7 @@ fn end(running: &mut RunningContainer) {
     running.end(ExitStatus::Exited(0), false);
 }
 
-/// All that there is to read at the moment.
+/// Reads everything that is available.
 fn read_available(file: &mut File) -> Vec<u8> {
     let mut all = Vec::new();
     let mut buffer = [0; 4096];
@@ -45,7 +45,7 @@ fn read_available(file: &mut File) -> Vec<u8> {
     all
 }
 
-/// Says so much, or as much as is heard.
+/// Writes up to `most` bytes of output, or until the container is blocked.
 fn write_output(running: &mut RunningContainer, stdout: &mut File, most: usize) -> usize {
     let mut written = 0;
     let chunk: Vec<u8> = (0..4096).map(|at| u8::try_from(at % 251).unwrap()).collect();
@@ -87,7 +87,7 @@ fn slow_listener_gets_all_output() {
 fn drops_a_listener_after_the_write_timeout() {
     let (mut running, mut stdout) = running();
     let _blocked_reader = attach(&mut running, 1);
-    // It also was the one to type.
+    // This listener also has the stdin of the container.
     let (typed, _typing) = std::io::pipe().unwrap();
     running.listeners[0].stdin = Some(nonblocking_file(typed.into()).unwrap());
     running.spec.stdin_once = true;
@@ -104,8 +104,8 @@ fn drops_a_listener_after_the_write_timeout() {
     assert_eq!(running.take_finished_listeners(deadline - Duration::from_millis(1)), []);
     assert!(!running.stdin_ends);
     assert_eq!(running.take_finished_listeners(deadline), [(1, false)]);
-    assert!(running.stdin_ends, "nobody else types");
-    // The container goes on for the other.
+    assert!(running.stdin_ends, "no other client has stdin");
+    // The output continues for the other listener.
     assert!(!running.is_blocked(OutputStream::Out));
     assert_eq!(running.listeners.len(), 1);
     end(&mut running);
@@ -117,7 +117,8 @@ fn listeners_drain_after_the_container_exits() {
     let mut reader = attach(&mut running, 1);
     let blocked_reader = attach(&mut running, 2);
     let written = write_output(&mut running, &mut stdout, MAX_PENDING_BYTES / 2);
-    // More than a pipe holds, so that some of it is kept here; nobody waits for that as long as the container runs.
+    // More than a pipe holds, so some bytes are pending. While the container runs, they have no
+    // deadline.
     assert_eq!((written, running.deadline()), (MAX_PENDING_BYTES / 2, None));
     end(&mut running);
     assert_eq!(running.take_finished_listeners(Instant::now()), []);
