@@ -1,5 +1,6 @@
-//! All objects of one kind, with indexes; decoded once for all loops of the process that look at them at the time
-//! ([`entry`]). What needs no types is in [`shelf`].
+//! Typed cache of all objects of one kind, with indexes: a shared informer and its lister upstream. Objects
+//! are decoded once for all controllers of the process and stay decoded while they are in use ([`entry`]).
+//! The parts that do not depend on the type are in [`indexer`].
 
 mod entry;
 pub(crate) mod indexer;
@@ -16,36 +17,36 @@ use crate::labels::Labels;
 
 use indexer::{Indexer, Item, ResourceType};
 
-/// The name of the index of objects without a controller.
+/// Name of the index, by namespace, of the objects without a controlling owner.
 pub(crate) const ORPHANS: &str = "orphans";
 
-/// The objects of one kind as of some revision.
+/// The objects of one kind, as of some revision.
 pub struct Cache<T> {
     pub(crate) indexer: Arc<Indexer>,
     kind: PhantomData<fn() -> T>,
 }
 
-/// One object before and after a change; one of the two may be missing.
+/// An object before and after a change. `before` is `None` for an addition, `after` for a deletion.
 pub struct ObjectUpdate<'a, T> {
     pub before: Option<&'a Arc<T>>,
     pub after: Option<&'a Arc<T>>,
 }
 
 impl<'a, T> ObjectUpdate<'a, T> {
-    /// The newest state there is.
+    /// The state after the change, or the last known state of a deleted object.
     pub fn latest(&self) -> &'a Arc<T> {
-        self.after.or(self.before).expect("a change is about an object")
+        self.after.or(self.before).expect("an update has an object before or after the change")
     }
 }
 
-/// A way to find objects: tells the values under which an object is found.
+/// An index: its name and the function that computes an object's values in it.
 #[derive(Debug)]
 pub struct Index<T> {
     pub name: &'static str,
     pub values: IndexFunc<T>,
 }
 
-/// Calls back with each value of an object.
+/// Calls back with each index value of an object.
 pub type IndexFunc<T> = fn(&T, &mut dyn FnMut(&str));
 
 impl<T: Object> Cache<T> {
@@ -69,7 +70,7 @@ impl<T: Object> Cache<T> {
         self.indexer.get(key).map(downcast)
     }
 
-    /// The object of this name and uid.
+    /// Returns the object with this key if it still has this UID.
     pub fn get_exactly(&self, key: &Key, uid: &str) -> Option<Arc<T>> {
         self.indexer.get_exactly(key, uid).map(downcast)
     }
@@ -90,27 +91,28 @@ impl<T: Object> Cache<T> {
         self.indexer.in_namespace(namespace, &|_| true).map(downcast).collect()
     }
 
-    /// The objects of a namespace whose labels match.
+    /// Returns the objects in a namespace whose labels match the selector.
     pub fn matching(&self, namespace: &str, selector: &LabelSelector) -> Vec<Arc<T>> {
         self.list_by_labels(namespace, |labels| labels.matched_by(selector))
     }
 
-    /// The objects of a namespace whose labels are wanted; of the others nothing is decoded.
+    /// Returns the objects in a namespace whose labels satisfy `predicate`. The others are not decoded.
     pub fn list_by_labels(&self, namespace: &str, predicate: impl Fn(&Labels) -> bool) -> Vec<Arc<T>> {
         self.indexer.in_namespace(namespace, &predicate).map(downcast).collect()
     }
 
-    /// The objects whose controlling owner has this uid.
+    /// Returns the objects whose controlling owner has this UID.
     pub fn owned_by(&self, uid: &str) -> Vec<Arc<T>> {
         self.indexer.owned_by(uid).map(downcast).collect()
     }
 
-    /// The objects an index finds under `value`; none where there is no such index.
+    /// Returns the objects with `value` in the named index; empty if there is no such index.
     pub fn indexed(&self, index: &str, value: &str) -> Vec<Arc<T>> {
         self.indexer.indexed(index, value).map(downcast).collect()
     }
 
-    /// The objects of a namespace that nobody controls, for kinds that have owners of several kinds.
+    /// Returns the objects in a namespace that have no controlling owner. Only for kinds with an orphan
+    /// index.
     pub fn orphans(&self, namespace: &str) -> Vec<Arc<T>> {
         self.indexed(ORPHANS, namespace)
     }
@@ -119,7 +121,8 @@ impl<T: Object> Cache<T> {
         self.indexer.revision()
     }
 
-    /// Calls `listener` with every object there is and then with every change, in order. It must be quick.
+    /// Calls `listener` for every object in the cache and then for every change, in order. The listener runs
+    /// while the listener lock is held, so it must not block.
     pub fn listen(&self, listener: impl Fn(ObjectUpdate<'_, T>) + Send + Sync + 'static) {
         self.indexer.listen(Box::new(move |before, after| {
             let (before, after) = (before.cloned().map(downcast), after.cloned().map(downcast));
@@ -127,30 +130,30 @@ impl<T: Object> Cache<T> {
         }));
     }
 
-    /// Waits until the cache has been filled.
+    /// Waits for the initial list.
     pub async fn wait_for_sync(&self) {
         self.indexer.wait_for_sync().await;
     }
 
-    /// Waits until everything up to `revision` is in.
+    /// Waits until the cache contains every change up to `revision`. Fails after a timeout.
     pub async fn wait_until_revision(&self, revision: u64) -> Result<(), Error> {
         self.indexer.wait_until(&format!("revision {revision}"), &|| self.revision() >= revision).await
     }
 
-    /// Waits until the object of this uid is gone or on its way.
+    /// Waits until the object with this UID is deleted or has a deletionTimestamp.
     pub async fn wait_until_deleted(&self, key: &Key, uid: &str) -> Result<(), Error> {
         let is_deleted = || self.get_exactly(key, uid).is_none_or(|object| object.is_deleting());
         self.indexer.wait_until(&format!("the deletion of {key}"), &is_deleted).await
     }
 
-    /// Waits until `condition` holds, looking again after every change.
+    /// Waits until `condition` is true. It is evaluated again after every change of the cache.
     pub async fn wait_until(&self, what: &str, condition: impl Fn() -> bool + Sync) -> Result<(), Error> {
         self.indexer.wait_until(what, &condition).await
     }
 }
 
-/// A shelf holds what its kind's `decode` has made.
-const SINGLE_KIND: &str = "a shelf holds objects of one kind";
+/// Invariant of the downcasts below: an indexer holds only what its `decode` function returned.
+const SINGLE_KIND: &str = "an indexer holds objects of one kind";
 
 fn downcast<T: Object>(item: Item) -> Arc<T> {
     item.downcast().expect(SINGLE_KIND)
@@ -160,7 +163,8 @@ fn downcast_ref<T: Object>(item: &Item) -> &T {
     item.downcast_ref().expect(SINGLE_KIND)
 }
 
-/// The typed form, without `managedFields`: no loop reads them, and they are half of an object.
+/// Decodes an object without `managedFields`: no controller reads them, and they are half of an object's
+/// size.
 fn decode<T: Object>(raw: &RawObject) -> Option<Item> {
     match serde_json::from_slice::<T>(&raw.json()) {
         Ok(mut object) => {
@@ -172,7 +176,7 @@ fn decode<T: Object>(raw: &RawObject) -> Option<Item> {
             Some(Arc::new(object))
         }
         Err(error) => {
-            tracing::error!(%error, kind = T::KIND, "an object cannot be decoded and is left out");
+            tracing::error!(%error, kind = T::KIND, "failed to decode object, skipping it");
             None
         }
     }

@@ -1,5 +1,5 @@
-//! The caches of a process: one for each kind that some loop in it looks at, and narrow ones for loops that look
-//! at few objects of a kind of which there may be many.
+//! The shared informers of a process: one cache for each kind that a controller in it reads, and filtered
+//! caches for controllers that need only a few objects of a kind with many.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -17,36 +17,36 @@ use tokio::sync::watch;
 use crate::cache::indexer::Indexer;
 use crate::cache::{Cache, Index, ORPHANS};
 
-/// How long to wait after a feed has failed.
+/// Delay before a failed watch is restarted.
 const WATCH_RETRY: Duration = Duration::from_secs(1);
 
-/// How long loops wait for a cache that is behind this process' own writes, once a writer has given up.
+/// How long controllers wait for a cache that lacks a write of this process, after the writer has timed out.
 const CATCH_UP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A kind with a cache, and perhaps with narrow ones that hold only some of its objects.
+/// A kind that has a cache and possibly filtered caches.
 pub trait Cached: Object {
-    /// The cache of all, where some loop in this process has asked for it.
+    /// The unfiltered cache, if a controller in this process uses it.
     fn cache(caches: &Caches) -> Option<&Arc<Cache<Self>>>;
 
-    /// Calls back with every narrow cache that some loop in this process has asked for, and with what it holds.
+    /// Calls back with every filtered cache that a controller in this process uses, and with its filter.
     fn for_each_filtered<'a>(
         caches: &'a Caches,
         found: &mut dyn FnMut(&'a Arc<Cache<Self>>, Predicate<Self>),
     );
 }
 
-/// Whether a narrow cache has an object.
+/// Whether a filtered cache contains an object.
 type Predicate<T> = fn(&T) -> bool;
 
 macro_rules! caches {
     ($($name:ident: $kind:ty = $indexes:expr $(, $narrow:ident only $query:literal that $holds:expr)*;)*) => {
-        /// Every cache, each begun when it is first asked for.
+        /// All caches. Each one is started on first use.
         pub struct Caches {
             client: Client,
             shutdown: watch::Receiver<bool>,
-            /// What tells whether the caches that were begun are filled.
+            /// Whether each started cache has synced.
             synced: Mutex<Vec<watch::Receiver<bool>>>,
-            /// Caches that are behind a write of this process, and the revision of that write.
+            /// Caches that lack a write of this process, with the revision of that write.
             pending_writes: Mutex<Vec<(Arc<Indexer>, u64)>>,
             $(
                 $name: OnceLock<Arc<Cache<$kind>>>,
@@ -86,7 +86,7 @@ macro_rules! caches {
                     caches.$name.get()
                 }
 
-                #[allow(unused_variables, reason = "most kinds have none")]
+                #[allow(unused_variables, reason = "most kinds have no filtered cache")]
                 fn for_each_filtered<'a>(caches: &'a Caches, found: &mut dyn FnMut(&'a Arc<Cache<$kind>>, Predicate<$kind>)) {
                     $(
                         if let Some(cache) = caches.$narrow.get() {
@@ -161,7 +161,7 @@ caches! {
     validating_policies: admission::ValidatingAdmissionPolicy = &[];
 }
 
-/// By namespace, what nobody controls, for those who adopt.
+/// Index by namespace of the objects without a controlling owner, for controllers that adopt.
 fn orphans<T: Object>() -> Index<T> {
     let values = |object: &T, found: &mut dyn FnMut(&str)| {
         if object.controller().is_none() {
@@ -175,7 +175,7 @@ fn pod_node(pod: &core::Pod, found: &mut dyn FnMut(&str)) {
     pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).into_iter().for_each(found);
 }
 
-/// The names of the claims a pod mentions, those made for it included.
+/// The names of the claims that a pod uses, including those of its generic ephemeral volumes.
 pub fn claims_of(pod: &core::Pod) -> impl Iterator<Item = String> + '_ {
     let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
     volumes.filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
@@ -185,12 +185,12 @@ pub fn claims_of(pod: &core::Pod) -> impl Iterator<Item = String> + '_ {
     })
 }
 
-/// `namespace/name` of the claims a pod mentions.
+/// `namespace/name` of the claims that a pod uses.
 fn pod_claims(pod: &core::Pod, found: &mut dyn FnMut(&str)) {
     claims_of(pod).for_each(|name| found(&format!("{}/{name}", pod.namespace())));
 }
 
-/// `namespace/name` of the claim a volume names.
+/// `namespace/name` of the claim in a volume's claimRef.
 fn volume_claim(volume: &core::PersistentVolume, found: &mut dyn FnMut(&str)) {
     if let Some(claim) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) {
         let part = |part: &Option<String>| part.clone().unwrap_or_default();
@@ -202,13 +202,13 @@ fn attachment_node(attachment: &storage::VolumeAttachment, found: &mut dyn FnMut
     found(&attachment.spec.node_name);
 }
 
-/// The cluster IPs of a Service, as everybody writes them.
+/// The cluster IPs of a Service, in canonical form.
 fn service_ips(service: &core::Service, found: &mut dyn FnMut(&str)) {
     let ips = service.spec.as_ref().and_then(|spec| spec.cluster_ips.as_ref()).into_iter().flatten();
     ips.filter_map(|ip| ip.parse::<std::net::IpAddr>().ok()).for_each(|ip| found(&ip.to_string()));
 }
 
-/// The addresses of a slice's endpoints, as everybody writes them.
+/// The addresses of a slice's endpoints, in canonical form.
 fn slice_addresses(slice: &discovery::EndpointSlice, found: &mut dyn FnMut(&str)) {
     let addresses = slice.endpoints.iter().flatten().flat_map(|endpoint| &endpoint.addresses);
     addresses
@@ -216,7 +216,7 @@ fn slice_addresses(slice: &discovery::EndpointSlice, found: &mut dyn FnMut(&str)
         .for_each(|address| found(&address.to_string()));
 }
 
-/// `namespace/name` of the Service a slice belongs to.
+/// `namespace/name` of the slice's Service.
 fn slice_service(slice: &discovery::EndpointSlice, found: &mut dyn FnMut(&str)) {
     if let Some(service) = slice.label("kubernetes.io/service-name") {
         found(&format!("{}/{service}", slice.namespace()));
@@ -224,19 +224,23 @@ fn slice_service(slice: &discovery::EndpointSlice, found: &mut dyn FnMut(&str)) 
 }
 
 impl Caches {
-    /// A writer has given up waiting for its write to show up.
+    /// Records a write that did not appear in the cache before the writer's timeout.
     pub(crate) fn add_pending_write(&self, indexer: &Arc<Indexer>, revision: u64) {
         self.pending_writes.lock().push((indexer.clone(), revision));
     }
 
-    /// Waits until no cache is behind a write of this process: a loop that planned from one would do again what is
-    /// done already.
+    /// Waits until every cache contains the writes of this process. A controller that plans from an older
+    /// state would repeat actions that are already done.
     pub(crate) async fn wait_for_pending_writes(&self) {
         loop {
             let Some((indexer, revision)) = self.pending_writes.lock().last().cloned() else { return };
             if tokio::time::timeout(CATCH_UP_TIMEOUT, indexer.wait_for_revision(revision)).await.is_err() {
                 let seconds = CATCH_UP_TIMEOUT.as_secs();
-                tracing::warn!(revision, seconds, "a cache does not catch up, loops continue without it");
+                tracing::warn!(
+                    revision,
+                    seconds,
+                    "cache did not catch up with writes of this process, controllers continue without it"
+                );
             }
             self.pending_writes
                 .lock()
@@ -244,7 +248,7 @@ impl Caches {
         }
     }
 
-    /// Waits until every cache begun so far has been filled.
+    /// Waits until every cache started so far has synced.
     pub async fn wait_for_sync(&self) {
         let synced_list = self.synced.lock().clone();
         for mut synced in synced_list {
@@ -252,7 +256,7 @@ impl Caches {
         }
     }
 
-    /// `query` selects what is held; empty is everything.
+    /// `query` is the field or label selector of a filtered cache; empty for all objects.
     fn start_informer<T: Object>(&self, indexes: &[Index<T>], query: &str) -> Arc<Cache<T>> {
         let cache = Cache::new(indexes);
         let path = collection_path::<T>("");
@@ -261,7 +265,7 @@ impl Caches {
         cache
     }
 
-    /// Keeps a shelf filled with what is found at `path`.
+    /// Spawns a task that lists and watches `path` into the indexer until shutdown.
     fn spawn_reflector(&self, indexer: Arc<Indexer>, path: String) {
         let (synced, synced_receiver) = watch::channel(false);
         self.synced.lock().push(synced_receiver);
@@ -292,7 +296,7 @@ async fn list_and_watch(indexer: Arc<Indexer>, client: Client, path: String) {
             Err(error) => Err(error),
         };
         if let Err(error) = result {
-            tracing::warn!(error = &error as &dyn std::error::Error, path, "cannot follow, trying again");
+            tracing::warn!(error = &error as &dyn std::error::Error, path, "watch failed, retrying");
         }
         tokio::time::sleep(WATCH_RETRY).await;
     }

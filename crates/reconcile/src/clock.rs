@@ -1,11 +1,11 @@
-//! The time of day as loops see it. Tests move it.
+//! The wall clock that controllers use. Tests can change it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use jiff::{SignedDuration, Timestamp};
 
-/// The wall clock, moved by an offset that all its clones share.
+/// The wall clock plus an offset that all clones share.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
     offset_seconds: Arc<AtomicI64>,
@@ -17,7 +17,7 @@ impl Clock {
         Timestamp::now().checked_add(offset).unwrap_or(Timestamp::MAX)
     }
 
-    /// Moves the clock, forwards or backwards.
+    /// Moves the clock by `seconds`; negative values move it back.
     pub fn advance(&self, seconds: i64) {
         self.offset_seconds.fetch_add(seconds, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! What control loops ask of whatever the cluster runs on. Most clusters run on nothing in particular.
+//! The interface of a cloud provider, as `k8s.io/cloud-provider` upstream. Most clusters have none.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,50 +9,49 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{LoadBalancerStatus, Node, Service};
 
-/// A place to run a cluster on.
+/// A cloud provider.
 pub trait Cloud: Send + Sync {
-    /// Who brings traffic from outside to Services of type LoadBalancer, where anybody does.
+    /// The implementation of Services of type LoadBalancer, if any.
     fn load_balancer(&self) -> Option<&dyn LoadBalancer>;
 
-    /// Who carries packets between the pods of different nodes, where that needs routes from outside.
+    /// The implementation of routes between the pod networks of nodes, if the cloud needs them.
     fn routes(&self) -> Option<&dyn Routes>;
 }
 
-/// A failure of the cloud, as it is told to users.
+/// An error of the cloud provider, as shown in events.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct CloudError(pub String);
 
-/// Brings traffic from outside to Services.
+/// Manages the load balancers of Services.
 #[async_trait]
 pub trait LoadBalancer: Send + Sync {
-    /// Whether something outside the cluster has to be taken away before a Service may go.
+    /// Whether there are resources outside the cluster that must be removed before a Service is deleted.
     fn needs_cleanup(&self) -> bool;
 
-    /// Balances the load of a Service, anew or still, and says where from outside it is reached. Doing so twice is
-    /// doing it once.
+    /// Creates or updates the load balancer of a Service and returns its status. Idempotent.
     async fn ensure(
         &self,
         service: &Service,
         context: &LoadBalancerContext,
     ) -> Result<LoadBalancerStatus, CloudError>;
 
-    /// Takes away what `ensure` has made; what is not there is no failure.
+    /// Removes what `ensure` created. Succeeds if there is nothing to remove.
     async fn remove(&self, service: &Service) -> Result<(), CloudError>;
 }
 
-/// What a balancer has to know besides the Service.
+/// What a load balancer depends on besides the Service.
 #[derive(Debug, Default)]
 pub struct LoadBalancerContext {
-    /// The nodes that may take traffic.
+    /// Nodes that may receive traffic.
     pub nodes: Vec<Arc<Node>>,
-    /// The names of nodes on which the Service has endpoints.
+    /// Names of the nodes with endpoints of the Service.
     pub serving: BTreeSet<String>,
-    /// All other Services that are balanced, with what their status says.
+    /// All other Services with a load balancer, with their status.
     pub others: Vec<Arc<Service>>,
 }
 
-/// Carries packets between nodes.
+/// Manages routes between nodes.
 #[async_trait]
 pub trait Routes: Send + Sync {
     async fn list(&self) -> Result<Vec<Route>, CloudError>;
@@ -62,7 +61,7 @@ pub trait Routes: Send + Sync {
     async fn delete(&self, route: &Route) -> Result<(), CloudError>;
 }
 
-/// Packets to the pods of `network` go to `node`.
+/// A route to the pod network `network` via `node`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Route {
     pub node: String,
@@ -70,7 +69,7 @@ pub struct Route {
     pub network: String,
 }
 
-/// The cloud a cluster runs on, if any.
+/// The cloud provider of the cluster, if any.
 #[derive(Clone, Default)]
 pub struct CloudHandle(pub Option<Arc<dyn Cloud>>);
 

@@ -1,23 +1,23 @@
-//! The conditions of a pod as whoever runs it writes them down, be it a kubelet or somebody who plays one. Pure.
+//! The conditions in a pod's status, for kubelets and simulated nodes. No I/O.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// A condition's type, whether it holds, and why not.
+/// Type of a condition, whether it is true, and its reason and message if it is not.
 pub type ConditionUpdate<'a> = (&'a str, bool, Option<(&'a str, String)>);
 
-/// What is known of a pod whose conditions are to be written.
+/// Inputs for the conditions of one pod.
 pub struct PodConditions<'a> {
     pub before: &'a PodStatus,
     pub now: Timestamp,
-    /// The pod's generation that this is said of.
+    /// The pod generation that the conditions describe (`observedGeneration`).
     pub generation: Option<i64>,
 }
 
 impl PodConditions<'_> {
-    /// In the order given, with the time since when each is so, and that the pod is scheduled, which the API server
-    /// says without a generation. Conditions of others are kept.
+    /// Returns the given conditions in order, then `PodScheduled`, then the existing conditions of other
+    /// types. The transition time is kept while the status of a condition does not change.
     pub fn with_existing<'a>(&self, own: impl IntoIterator<Item = ConditionUpdate<'a>>) -> Vec<PodCondition> {
         let own = own.into_iter().chain([("PodScheduled", true, None)]);
         let mut all: Vec<PodCondition> =
@@ -48,7 +48,8 @@ impl PodConditions<'_> {
     }
 }
 
-/// Why a pod in this phase is not ready, with the names of its containers that are not.
+/// Reason and message for a pod in this phase that is not ready. `unready` are the names of its unready
+/// containers.
 pub fn unready_reason(phase: &str, unready: &[&str]) -> (&'static str, String) {
     match phase {
         "Succeeded" => ("PodCompleted", String::new()),

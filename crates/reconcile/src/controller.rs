@@ -1,4 +1,4 @@
-//! The one loop: changes ask for keys, workers look at them, failures come again.
+//! The reconcile loop: changes enqueue keys, workers process them, failed keys are retried with backoff.
 
 use std::future::Future;
 use std::hash::Hash;
@@ -18,18 +18,18 @@ use crate::ctx::Ctx;
 use crate::metrics::QueueMetrics;
 use crate::queue::WorkQueue;
 
-/// When to look at a key again although nothing has happened to it.
+/// When to process a key again if nothing about it changes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ReconcileAction {
-    /// When something happens.
+    /// On the next change.
     AwaitChange,
-    /// The same of something that is not there: what was asked for earlier is void.
+    /// On the next change; pending requeues are dropped because the object does not exist.
     Forget,
     RequeueAt(Timestamp),
     RequeueAfter(Duration),
 }
 
-/// A control loop in the making: a queue of keys and what puts them there.
+/// A controller: a work queue and the event handlers that fill it.
 pub struct Controller<K = Key> {
     name: &'static str,
     shared: Arc<SharedQueue<K>>,
@@ -41,7 +41,7 @@ struct SharedQueue<K> {
     counts: Arc<QueueMetrics>,
 }
 
-/// Asks a controller to look at keys, from anywhere.
+/// Handle to add keys to a controller's queue.
 pub struct Enqueue<K = Key>(Arc<SharedQueue<K>>);
 
 impl<K> Clone for Enqueue<K> {
@@ -74,14 +74,14 @@ impl<K: Clone + Eq + Hash + Ord + Send> SharedQueue<K> {
 }
 
 impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Controller<K> {
-    /// `name` is upstream's name of the controller's work queue.
+    /// `name` is the name of the controller's work queue upstream, for metrics.
     pub fn new(name: &'static str, ctx: &Ctx) -> Controller<K> {
         let counts = ctx.metrics.register(name);
         let shared = SharedQueue { queue: Mutex::default(), notify: Notify::new(), counts };
         Controller { name, shared: Arc::new(shared) }
     }
 
-    /// Looks at the keys that `keys` names for each object there is and for each change.
+    /// Enqueues the keys that `keys` returns for each existing object and for each change.
     pub fn on<T: Object>(
         &self,
         cache: &Arc<Cache<T>>,
@@ -95,8 +95,8 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
         Enqueue(self.shared.clone())
     }
 
-    /// Works until told to stop, on up to `workers` keys at once. Begins once all caches are filled, and pauses while one
-    /// of them lacks a write of this process.
+    /// Runs up to `workers` reconciles in parallel until shutdown. Starts once all caches have synced, and
+    /// pauses while a cache lacks a write of this process.
     pub async fn run<F, Work, E>(self, ctx: &Ctx, workers: usize, reconcile: F)
     where
         F: Fn(K) -> Work + Send + Sync + 'static,
@@ -119,7 +119,7 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
         self.run_without_sync(ctx, workers, after_own_writes).await;
     }
 
-    /// The same for who has work to do also while nothing is known of the cluster.
+    /// Like `run`, but does not wait for the caches: for controllers that have work before the first sync.
     pub async fn run_without_sync<F, Work, E>(self, ctx: &Ctx, workers: usize, reconcile: F)
     where
         F: Fn(K) -> Work + Send + Sync + 'static,
@@ -156,14 +156,14 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
                         ReconcileAction::Forget => queue.forget(&key),
                         ReconcileAction::RequeueAfter(delay) => queue.add_at(key.clone(), now + delay),
                         ReconcileAction::RequeueAt(at) => {
-                            // A moment late rather than early, so that the time has come then.
+                            // Add 1 ms so that the deadline has passed when the key is taken.
                             let delay = at.duration_since(ctx.clock.now()).max(jiff::SignedDuration::ZERO);
                             let delay = Duration::try_from(delay).unwrap_or_default();
                             queue.add_at(key.clone(), now + delay + Duration::from_millis(1));
                         }
                     }
                 }
-                // The end of the namespace is the end of what is in it.
+                // The namespace controller deletes everything in the namespace, so a retry is useless.
                 Err(error) if is_namespace_terminating(&error) => queue.succeeded(&key),
                 Err(error) => {
                     self.shared.counts.retries.fetch_add(1, Relaxed);
@@ -175,7 +175,7 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
             self.shared.counts.depth.store(queue.len() as u64, Relaxed);
             self.shared.counts.observe_work(started.elapsed());
             drop(queue);
-            // The key may be due again, by itself or after a while.
+            // Wake a worker: the key may be ready again or have a deadline that no worker waits for yet.
             self.shared.notify.notify_one();
         }
     }
@@ -189,7 +189,7 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
                     self.shared.counts.started.fetch_add(1, Relaxed);
                     self.shared.counts.depth.store(left as u64, Relaxed);
                     if left > 0 {
-                        // Another worker may take the next one.
+                        // One notification wakes one worker; pass it on for the remaining keys.
                         self.shared.notify.notify_one();
                     }
                     return key;
@@ -208,18 +208,18 @@ impl<K: Clone + Eq + Hash + Ord + Send + Sync + std::fmt::Display + 'static> Con
     }
 }
 
-/// Nothing can be created in such a namespace, however often it is tried.
+/// Whether the API server rejected a create because the namespace is terminating. No retry can succeed.
 fn is_namespace_terminating(error: &(dyn std::error::Error + 'static)) -> bool {
     error.downcast_ref::<client::Error>().is_some_and(client::Error::is_namespace_terminating)
 }
 
-/// Losing a race is how optimistic writes work; everything else is worth a word.
+/// Conflicts are normal with optimistic concurrency and logged at debug level only.
 fn log_error(controller: &str, key: &impl std::fmt::Display, error: &(dyn std::error::Error + 'static)) {
     match error.downcast_ref::<client::Error>() {
         Some(conflict) if conflict.is_conflict() || conflict.is_not_found() => {
-            tracing::debug!(controller, %key, %error, "somebody was faster, trying again")
+            tracing::debug!(controller, %key, %error, "write conflict or object not found, retrying")
         }
-        _ => tracing::warn!(controller, %key, error, "trying again"),
+        _ => tracing::warn!(controller, %key, error, "reconcile failed, retrying"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a control loop works with.
+//! The dependencies of a controller.
 
 use std::sync::Arc;
 
@@ -12,9 +12,9 @@ use crate::events::Recorder;
 use crate::metrics::Metrics;
 use crate::settings::Settings;
 
-/// The cluster as a control loop sees it. Cheap to clone.
+/// A controller's access to the cluster. Cheap to clone.
 ///
-/// Writes come back once the cache shows them, so whoever looks next sees them.
+/// Writes return once the cache shows them, so the next reconcile sees its own writes.
 #[derive(Clone)]
 pub struct Ctx {
     pub client: Client,
@@ -39,12 +39,12 @@ impl Ctx {
         }
     }
 
-    /// The same cluster, of which more is told.
+    /// The same context with other settings.
     pub fn with_settings(self, settings: Settings) -> Ctx {
         Ctx { settings: Arc::new(settings), ..self }
     }
 
-    /// The same cluster, seen by the controller whose service account and event source this is.
+    /// The same context for a controller: its service account for requests and its event source.
     pub fn for_controller(&self, controller: &'static str) -> Ctx {
         Ctx {
             client: self.client.impersonate(controller),
@@ -53,8 +53,9 @@ impl Ctx {
         }
     }
 
-    /// Creates an object. Where it stays unknown whether that was done, the cache shows it by then, if it was: whoever tries
-    /// again would else create a second one. An object that exists already is shown by then, too.
+    /// Creates an object. If the outcome is unknown, the objects of the namespace are listed and the cache
+    /// waits for them: a retry that does not see the object would create a second one. The same holds if the
+    /// object already exists.
     pub async fn create<T: Cached>(&self, object: &T) -> Result<T, Error> {
         match self.client.create(object).await {
             Err(lost @ Error::Unreachable(_)) => {
@@ -73,12 +74,12 @@ impl Ctx {
         }
     }
 
-    /// Replaces the object; a stale resourceVersion is a conflict.
+    /// Replaces the object. A stale resourceVersion is a conflict.
     pub async fn replace<T: Cached>(&self, object: &T) -> Result<T, Error> {
         self.wait_for_caches(self.client.replace(object).await?).await
     }
 
-    /// Replaces the object's status; a stale resourceVersion is a conflict.
+    /// Replaces the object's status. A stale resourceVersion is a conflict.
     pub async fn replace_status<T: Cached>(&self, object: &T) -> Result<T, Error> {
         self.wait_for_caches(self.client.replace_status(object).await?).await
     }
@@ -91,7 +92,7 @@ impl Ctx {
         self.wait_for_caches(self.client.patch_status(key, patch).await?).await
     }
 
-    /// Deletes this very object, not another one of its name. One that is gone already is no failure.
+    /// Deletes this object, with its UID as precondition. Succeeds if it is already gone.
     pub async fn delete<T: Cached>(&self, object: &T) -> Result<(), Error> {
         self.delete_with::<T>(&object.key(), &DeleteOptions::uid(object.uid())).await
     }
@@ -109,7 +110,7 @@ impl Ctx {
     }
 
     async fn wait_for_caches<T: Cached>(&self, object: T) -> Result<T, Error> {
-        // A narrow cache may never hear of what it does not hold.
+        // A filtered cache never shows an object that its filter excludes.
         for cache in self.caches_of::<T>(|holds| holds(&object)) {
             if let Err(error) = cache.wait_until_revision(object.revision()).await {
                 self.caches.add_pending_write(&cache.indexer, object.revision());

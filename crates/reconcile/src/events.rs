@@ -1,8 +1,8 @@
-//! Tells people what the loops do, as Events on the objects concerned.
+//! Records Events about objects, like client-go's `record.EventRecorder`.
 //!
-//! What is recorded goes through the correlation upstream's recorder makes ([`correlate`]): repeated events
-//! count up, many similar ones become one, and a source that talks too much is cut short. Recording never
-//! waits; a lost event is not a failure.
+//! Events go through the same correlation as upstream ([`correlator`]): repeated events increase a count,
+//! similar ones are aggregated, and a source that emits too many is rate limited. Recording never blocks;
+//! events are best effort and may be lost.
 
 mod correlator;
 
@@ -18,7 +18,7 @@ use tokio::sync::{mpsc, watch};
 use crate::clock::Clock;
 use correlator::{CorrelateResult, EventCorrelator};
 
-/// How many events may wait to be written; more are dropped.
+/// How many events may be queued; further ones are dropped.
 const MAX_PENDING_EVENTS: usize = 1_000;
 
 /// `Normal` or `Warning`.
@@ -37,7 +37,7 @@ impl EventType {
     }
 }
 
-/// Something worth telling.
+/// An event to record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EventRecord {
     pub regarding: ObjectReference,
@@ -45,13 +45,13 @@ pub struct EventRecord {
     pub event_type: EventType,
     pub reason: String,
     pub message: String,
-    /// What was done, for events of the newer form; `""` makes one of the older.
+    /// `action` of an event in the events.k8s.io form; empty for a core/v1 event.
     pub action: &'static str,
     pub source: &'static str,
     pub timestamp: Timestamp,
 }
 
-/// Records events of one source. Cheap to clone.
+/// Records the events of one source. Cheap to clone.
 #[derive(Clone)]
 pub struct Recorder {
     source: &'static str,
@@ -66,7 +66,7 @@ impl Recorder {
         Recorder { source: "", clock, sender }
     }
 
-    /// The same for another source.
+    /// The same recorder with another source.
     pub fn from(&self, source: &'static str) -> Recorder {
         Recorder { source, ..self.clone() }
     }
@@ -94,12 +94,12 @@ impl Recorder {
 
     pub fn record_event(&self, record: EventRecord) {
         if self.sender.try_send(record).is_err() {
-            tracing::debug!("too many events at once, one is dropped");
+            tracing::debug!("event queue is full, dropping event");
         }
     }
 }
 
-/// How events and bindings refer to an object.
+/// Returns the reference to an object as used in events and bindings.
 pub fn reference<T: Object>(object: &T) -> ObjectReference {
     let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
     ObjectReference {
@@ -134,7 +134,7 @@ async fn run_event_writer(
                     json!({"count": count, "message": message, "lastTimestamp": Time(record.timestamp)});
                 let key = Key::new(&event_namespace(&record), &event_name(&record, named));
                 match client.patch::<Event>(&key, &Patch::Strategic(patch)).await {
-                    // It has expired meanwhile.
+                    // The event has expired (TTL); create it again with the current count.
                     Err(error) if error.is_not_found() => {
                         let mut event = new_event(&record, message, count);
                         event.first_timestamp = Some(Time(first));
@@ -153,18 +153,18 @@ async fn run_event_writer(
 }
 
 fn log_error(error: &Error, record: &EventRecord) {
-    // Nothing can be told about what is in a namespace that goes away.
+    // No event can be created in a terminating namespace.
     if !error.is_namespace_terminating() {
-        tracing::debug!(%error, reason = record.reason, "cannot record an event");
+        tracing::debug!(%error, reason = record.reason, "failed to record event");
     }
 }
 
-/// Events about what lives in no namespace are in `default`.
+/// Events about cluster-scoped objects go to `default`.
 fn event_namespace(record: &EventRecord) -> Arc<str> {
     record.regarding.namespace.as_deref().unwrap_or("default").into()
 }
 
-/// The name of an event of what a note is about that was made at some time.
+/// Event name as upstream: the object's name and a timestamp in hexadecimal nanoseconds.
 fn event_name(record: &EventRecord, at: Timestamp) -> String {
     format!("{}.{:x}", record.regarding.name.as_deref().unwrap_or_default(), at.as_nanosecond())
 }
@@ -194,7 +194,7 @@ fn new_event(record: &EventRecord, message: String, count: i32) -> Event {
     } else {
         event.action = Some(record.action.to_owned());
         event.event_time = Some(MicroTime(record.timestamp));
-        // The newer form must say which process it was.
+        // Validation of events with eventTime requires reportingInstance.
         event.reporting_instance = Some(format!("{}-skiff", record.source));
     }
     event

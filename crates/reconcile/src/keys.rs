@@ -1,4 +1,4 @@
-//! Which key a change is about, for the common cases.
+//! Common functions that map a change to the keys to enqueue, like controller-runtime's `handler` package.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use client::{Key, Object};
 
 use crate::cache::{Cache, ObjectUpdate};
 
-/// The changed object itself.
+/// Enqueues the changed object.
 pub fn own<T: Object>(changed: &ObjectUpdate<'_, T>, enqueue: &mut dyn FnMut(Key)) {
     enqueue(changed.latest().key());
 }
 
-/// The controlling owners of this kind, before and after the change.
+/// Enqueues the controlling owners of this kind, before and after the change.
 pub fn owner_of_kind<T: Object>(
     kind: &'static str,
 ) -> impl Fn(&ObjectUpdate<'_, T>, &mut dyn FnMut(Key)) + Send + Sync {
@@ -24,7 +24,8 @@ pub fn owner_of_kind<T: Object>(
     }
 }
 
-/// Every object of another kind in the namespace of the changed one for which `concerns` holds.
+/// Enqueues every object of another kind in the same namespace for which `predicate` is true before or after
+/// the change.
 pub fn in_namespace<T: Object, O: Object, F: Fn(&T, &O) -> bool + Send + Sync>(
     others: &Arc<Cache<O>>,
     predicate: F,

@@ -1,4 +1,4 @@
-//! One of several: whoever holds a Lease works, the others wait for it to lapse.
+//! Leader election with a Lease, like client-go's `leaderelection`.
 
 use std::future::Future;
 use std::time::Duration;
@@ -12,23 +12,23 @@ use tokio::time::Instant;
 
 use crate::clock::Clock;
 
-/// Upstream's times: how long a lease lasts, how long its holder tries to renew it, how often.
+// Defaults of kube-controller-manager and kube-scheduler upstream.
 const LEASE_DURATION: Duration = Duration::from_secs(15);
 const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 const RETRY_PERIOD: Duration = Duration::from_secs(2);
 
-/// Who stands for what.
+/// A candidate for a lease.
 pub struct Election {
     pub client: Client,
     pub clock: Clock,
-    /// The Lease's name in kube-system, such as `kube-controller-manager`.
+    /// Name of the Lease in kube-system, such as `kube-controller-manager`.
     pub lease: &'static str,
-    /// Names this candidate and no other.
+    /// Unique identity of this candidate.
     pub identity: String,
 }
 
-/// Waits to be elected, then works until `shutdown` or until the lease is lost; `true` for the latter.
-/// On an orderly end the lease is given up, so that the next one need not wait.
+/// Waits for the lease, then runs `work` until `shutdown` or until the lease is lost. Returns whether it was
+/// lost. On a regular end the lease is released, so that the next candidate need not wait for its expiry.
 pub async fn lead(
     election: &Election,
     mut shutdown: watch::Receiver<bool>,
@@ -43,7 +43,7 @@ pub async fn lead(
             Err(error) => tracing::warn!(
                 error = &error as &dyn std::error::Error,
                 lease = election.lease,
-                "cannot get the lease"
+                "failed to acquire lease, retrying"
             ),
         }
         tokio::select! {
@@ -51,19 +51,20 @@ pub async fn lead(
             _ = shutdown.wait_for(|stop| *stop) => return false,
         }
     }
-    tracing::info!(lease = election.lease, identity = election.identity, "leading");
+    tracing::info!(lease = election.lease, identity = election.identity, "became leader");
     let lost = tokio::select! {
         () = election.renew(&key) => true,
         () = work => false,
         _ = shutdown.wait_for(|stop| *stop) => false,
     };
     if !lost && let Err(error) = election.release(&key).await {
-        tracing::debug!(%error, "cannot give the lease up");
+        tracing::debug!(%error, "failed to release lease");
     }
     lost
 }
 
-/// The holder as last seen, and since when by our own clock: clocks elsewhere are not trusted.
+/// Last observed revision of the lease and when it was observed. Local time only: clocks of other machines
+/// may differ.
 #[derive(Default)]
 struct ObservedLease {
     revision: u64,
@@ -71,7 +72,7 @@ struct ObservedLease {
 }
 
 impl ObservedLease {
-    /// Whether the holder has shown no sign of life for as long as the lease lasts.
+    /// Whether the holder has not renewed the lease for its whole duration.
     fn is_expired(&mut self, lease: &Lease, now: Instant) -> bool {
         if self.since.is_none() || self.revision != lease.revision() {
             (self.revision, self.since) = (lease.revision(), Some(now));
@@ -83,7 +84,7 @@ impl ObservedLease {
 }
 
 impl Election {
-    /// Tries once to get or renew the lease.
+    /// Tries once to acquire or renew the lease. Returns whether this candidate holds it.
     async fn try_acquire_or_renew(
         &self,
         key: &Key,
@@ -138,7 +139,7 @@ impl Election {
         }
     }
 
-    /// Comes back once the lease could not be renewed in time.
+    /// Renews the lease periodically. Returns when it was not renewed within [`RENEW_DEADLINE`].
     async fn renew(&self, key: &Key) {
         let mut renewed = Instant::now();
         while renewed.elapsed() < RENEW_DEADLINE {
@@ -150,18 +151,18 @@ impl Election {
             .await
             {
                 Ok(Ok(true)) => renewed = Instant::now(),
-                Ok(Ok(false)) => tracing::warn!(lease = self.lease, "somebody else holds the lease"),
+                Ok(Ok(false)) => tracing::warn!(lease = self.lease, "lease is held by another candidate"),
                 Ok(Err(error)) => {
                     tracing::warn!(
                         error = &error as &dyn std::error::Error,
                         lease = self.lease,
-                        "cannot renew the lease"
+                        "failed to renew lease, retrying"
                     )
                 }
                 Err(_) => break,
             }
         }
-        tracing::error!(lease = self.lease, "lost the lease");
+        tracing::error!(lease = self.lease, "leader election lost");
     }
 
     async fn release(&self, key: &Key) -> Result<(), Error> {

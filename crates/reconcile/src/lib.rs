@@ -1,15 +1,31 @@
-//! What every control loop stands on: shared typed caches, one work queue, one loop, writes that are seen.
+//! The base of every controller: shared typed caches, a work queue, the reconcile loop, and writes that wait
+//! for the cache. Counterpart of client-go's informers, listers, workqueue, events and leader election.
 //!
-//! A loop reads [`Caches`], decides by a pure `plan`, and acts through [`Ctx`]. A write through `Ctx` comes
-//! back only once the cache shows it, so no loop ever plans from a state older than its own last write and
-//! none needs to keep accounts of what it expects. Knows no kind's rules. Read [`Ctx`] and [`Controller`] first.
+//! A controller reads [`Caches`], decides in a pure `plan` function and acts through [`Ctx`]. A write through
+//! `Ctx` returns only once the cache shows it, so a controller never plans from a state older than its own
+//! last write and needs no expectations (upstream's `ControllerExpectations`). This crate knows the rules of
+//! no kind. Start with [`Ctx`] and [`Controller`].
 //!
-//! ```ignore
-//! let ctx = ctx.named("replicaset-controller");
-//! let controller = Controller::new("replicaset");
-//! controller.on(ctx.caches.replica_sets(), keys::own);
-//! controller.on(ctx.caches.pods(), keys::controller_of_kind("ReplicaSet"));
-//! controller.run(&ctx, 5, move |key| async move { reconcile(&ctx, &key).await }).await;
+//! ```no_run
+//! use reconcile::{Controller, Ctx, Error, Key, ReconcileAction, keys};
+//!
+//! async fn reconcile(ctx: &Ctx, key: &Key) -> Result<ReconcileAction, Error> {
+//!     let Some(_set) = ctx.caches.replica_sets().get(key) else { return Ok(ReconcileAction::Forget) };
+//!     // Read what it owns from `ctx.caches`, plan, and write through `ctx`.
+//!     Ok(ReconcileAction::AwaitChange)
+//! }
+//!
+//! async fn run(ctx: Ctx) {
+//!     let controller = Controller::new("replicaset", &ctx);
+//!     controller.on(ctx.caches.replica_sets(), keys::own);
+//!     controller.on(ctx.caches.pods(), keys::owner_of_kind("ReplicaSet"));
+//!     let work = ctx.clone();
+//!     let reconcile = move |key: Key| {
+//!         let ctx = work.clone();
+//!         async move { reconcile(&ctx, &key).await }
+//!     };
+//!     controller.run(&ctx, 5, reconcile).await;
+//! }
 //! ```
 
 mod cache;
@@ -48,8 +64,7 @@ pub use client::{
 use api::selector::LabelSelector;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
 
-/// A typed selector in the form that matches: an absent one matches nothing, and so does one that cannot be
-/// understood.
+/// Converts a typed selector. An absent selector matches nothing, and neither does an invalid one.
 pub fn selector(selector: Option<&meta::LabelSelector>) -> LabelSelector {
     let value = serde_json::to_value(selector).unwrap_or_default();
     LabelSelector::from_value(&value).unwrap_or_else(|_| LabelSelector::nothing())

@@ -1,4 +1,4 @@
-//! What the loops of a process count, under upstream's names.
+//! Work queue metrics of a process, under upstream's names.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// The counts of every controller of a process.
+/// The metrics of all controllers of a process.
 #[derive(Default)]
 pub struct Metrics {
     controllers: Mutex<Vec<Arc<QueueMetrics>>>,
-    /// What roles count in ways of their own.
+    /// Writers of other components.
     others: Mutex<Vec<Writer>>,
 }
 
-/// Appends something in Prometheus' text form.
+/// Appends metrics in the Prometheus text format.
 type Writer = Box<dyn Fn(&mut String) + Send + Sync>;
 
-/// A name, a type, and where the value is.
+/// Name, type and value of a metric.
 type Family = (&'static str, &'static str, fn(&QueueMetrics) -> u64);
 
-/// The counts of one controller.
+/// The metrics of one controller's work queue.
 pub struct QueueMetrics {
     name: &'static str,
     pub adds: AtomicU64,
@@ -43,7 +43,7 @@ impl QueueMetrics {
 }
 
 impl Metrics {
-    /// The counts of a controller, begun at nothing.
+    /// Adds the metrics of a controller, starting at 0.
     pub fn register(&self, name: &'static str) -> Arc<QueueMetrics> {
         let counts = Arc::new(QueueMetrics {
             name,
@@ -58,21 +58,24 @@ impl Metrics {
         counts
     }
 
-    /// Shows what `write` appends along with everything else.
+    /// Adds a writer for further metrics.
     pub fn register_writer(&self, write: impl Fn(&mut String) + Send + Sync + 'static) {
         self.others.lock().push(Box::new(write));
     }
 
-    /// Whether no controller has anything to do just now. What is due later does not count.
+    /// Whether no controller has a ready key or a reconcile in progress. Keys with a later deadline do not
+    /// count.
     pub fn all_idle(&self) -> bool {
         let is_idle = |counts: &Arc<QueueMetrics>| {
+            // `done` first: it can only be too low. A worker increments `started` before it lowers `depth`,
+            // so a key that leaves the queue between these loads is seen as started.
             let done = counts.done.load(SeqCst);
             counts.depth.load(SeqCst) == 0 && counts.started.load(SeqCst) == done
         };
         self.controllers.lock().iter().all(is_idle)
     }
 
-    /// Appends everything in Prometheus' text form.
+    /// Appends all metrics in the Prometheus text format.
     pub fn write(&self, out: &mut String) {
         let controllers = self.controllers.lock();
         let families: [Family; 3] = [

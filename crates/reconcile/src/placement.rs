@@ -1,4 +1,4 @@
-//! Which nodes a pod may be on: its node selector and affinity, and the taints it tolerates.
+//! Whether a pod may run on a node: node selector, node affinity, taints and tolerations.
 
 use crate::Object as _;
 use api::selector::{Operator, Requirement};
@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1::{
     Node, NodeSelectorRequirement, NodeSelectorTerm, PodSpec, Taint, Toleration,
 };
 
-/// Whether the pod's node selector and required node affinity allow the node.
+/// Whether the node matches the pod's node selector and required node affinity.
 pub fn matches_node_affinity(spec: &PodSpec, node: &Node) -> bool {
     let labels = spec.node_selector.iter().flatten();
     let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
@@ -17,7 +17,7 @@ pub fn matches_node_affinity(spec: &PodSpec, node: &Node) -> bool {
             .is_none_or(|required| required.node_selector_terms.iter().any(|term| matches_term(term, node)))
 }
 
-/// An alternative without requirements matches no node, and neither does one that cannot be understood.
+/// A term without requirements matches no node, and neither does a term with an invalid requirement.
 fn matches_term(term: &NodeSelectorTerm, node: &Node) -> bool {
     let labels = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
@@ -41,7 +41,7 @@ fn matches_requirement(expression: &NodeSelectorRequirement, value: Option<&str>
     Requirement::new(&expression.key, operator, values).is_ok_and(|requirement| requirement.matches(value))
 }
 
-/// The first taint with one of these effects that nothing tolerates.
+/// Returns the first taint with one of these effects that no toleration covers.
 pub fn find_untolerated_taint<'a>(
     taints: &'a [Taint],
     tolerations: &[Toleration],

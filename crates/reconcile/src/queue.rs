@@ -1,5 +1,5 @@
-//! Keys to look at: each at most once at a time, the failing ones less and less often. Pure; time is an
-//! argument.
+//! Work queue of a controller, like client-go's `workqueue`: deduplicates keys, gives a key to one worker at
+//! a time and delays failed keys with exponential backoff. No I/O; time is an argument.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::Hash;
@@ -7,18 +7,18 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// After the first failure; doubled after each further one.
+/// Delay after the first failure; doubled with each further failure.
 const BASE_DELAY: Duration = Duration::from_millis(5);
-/// No pause is longer.
+/// Upper limit of the delay after a failure.
 const MAX_DELAY: Duration = Duration::from_secs(80);
 
 /// A deduplicating work queue with delays and per-key backoff.
 #[derive(Debug)]
 pub struct WorkQueue<K> {
     ready: VecDeque<K>,
-    /// What is in `ready`, or will be once its worker is done.
+    /// The keys in `ready`, and those to be queued again once their worker is done.
     dirty: HashSet<K>,
-    /// What is worked on, and when a look at it was asked for before that.
+    /// The keys being processed, with the deadline that each had when it was taken.
     processing: HashMap<K, Option<Instant>>,
     waiting: BTreeSet<(Instant, K)>,
     waiting_until: HashMap<K, Instant>,
@@ -39,7 +39,7 @@ impl<K> Default for WorkQueue<K> {
 }
 
 impl<K: Clone + Eq + Hash + Ord> WorkQueue<K> {
-    /// Asks for a look at `key`; `false` where one is due anyway.
+    /// Queues `key`. Returns `false` if it is queued already.
     pub fn add(&mut self, key: K) -> bool {
         if !self.dirty.insert(key.clone()) {
             return false;
@@ -50,7 +50,7 @@ impl<K: Clone + Eq + Hash + Ord> WorkQueue<K> {
         true
     }
 
-    /// Asks for a look at `key` at some time; the earliest time asked for counts.
+    /// Queues `key` at some time. The earliest deadline of a key wins.
     pub fn add_at(&mut self, key: K, at: Instant) {
         if let Some(earlier) = self.waiting_until.get(&key) {
             if *earlier <= at {
@@ -62,7 +62,7 @@ impl<K: Clone + Eq + Hash + Ord> WorkQueue<K> {
         self.waiting.insert((at, key));
     }
 
-    /// The next key to work on. It must be given back with [`Queue::done`].
+    /// Takes the next key. The caller must call [`WorkQueue::done`] when it has processed the key.
     pub fn take(&mut self, now: Instant) -> Option<K> {
         while let Some((at, key)) = self.waiting.first() {
             if *at > now {
@@ -75,6 +75,7 @@ impl<K: Clone + Eq + Hash + Ord> WorkQueue<K> {
         }
         let key = self.ready.pop_front()?;
         self.dirty.remove(&key);
+        // Keep the deadline while the key is processed: `done` schedules it again unless `forget` is called.
         let scheduled_at = self.waiting_until.remove(&key);
         if let Some(at) = scheduled_at {
             self.waiting.remove(&(at, key.clone()));
@@ -83,12 +84,12 @@ impl<K: Clone + Eq + Hash + Ord> WorkQueue<K> {
         Some(key)
     }
 
-    /// When the next waiting key is due.
+    /// The earliest deadline of a waiting key.
     pub fn next_deadline(&self) -> Option<Instant> {
         self.waiting.first().map(|(at, _)| *at)
     }
 
-    /// The work on `key` has ended; it comes again if it was asked for meanwhile.
+    /// Ends the processing of `key`. It is queued again if it was added meanwhile.
     pub fn done(&mut self, key: &K) {
         if let Some(Some(at)) = self.processing.remove(key) {
             self.add_at(key.clone(), at);
@@ -98,13 +99,13 @@ impl<K: Clone + Eq + Hash + Ord> WorkQueue<K> {
         }
     }
 
-    /// The work on `key` went well.
+    /// Resets the backoff of `key`.
     pub fn succeeded(&mut self, key: &K) {
         self.failures.remove(key);
     }
 
-    /// There is nothing to work on: what was asked for before the work began is void. What has been asked for since then
-    /// may be about something new.
+    /// Drops the backoff and the deadline that `key` had when it was taken, for an object that does not
+    /// exist. Deadlines set since then stay: they may belong to a new object of this name.
     pub fn forget(&mut self, key: &K) {
         self.failures.remove(key);
         if let Some(scheduled_at) = self.processing.get_mut(key) {
@@ -112,7 +113,7 @@ impl<K: Clone + Eq + Hash + Ord> WorkQueue<K> {
         }
     }
 
-    /// The work on `key` failed: it comes again after a pause that grows with each failure.
+    /// Queues `key` again after its backoff, which doubles with each failure.
     pub fn failed(&mut self, key: &K, now: Instant) {
         let failures = self.failures.entry(key.clone()).or_default();
         let delay = BASE_DELAY.saturating_mul(1 << (*failures).min(20)).min(MAX_DELAY);
@@ -120,7 +121,7 @@ impl<K: Clone + Eq + Hash + Ord> WorkQueue<K> {
         self.add_at(key.clone(), now + delay);
     }
 
-    /// How many keys are ready.
+    /// The number of ready keys.
     pub fn len(&self) -> usize {
         self.ready.len()
     }
@@ -129,7 +130,7 @@ impl<K: Clone + Eq + Hash + Ord> WorkQueue<K> {
         self.ready.is_empty()
     }
 
-    /// Nothing is ready or being worked on; something may wait for its time.
+    /// Whether no key is ready or being processed. Keys with a later deadline do not count.
     pub fn is_idle(&self) -> bool {
         self.ready.is_empty() && self.processing.is_empty()
     }
@@ -149,7 +150,7 @@ mod tests {
         assert_eq!(queue.take(now), Some("a"));
         assert_eq!(queue.take(now), None);
         assert!(queue.add("a"));
-        assert_eq!(queue.take(now), None, "one worker at a time for a key");
+        assert_eq!(queue.take(now), None, "a key is processed by one worker at a time");
         queue.done(&"a");
         assert_eq!(queue.take(now), Some("a"));
         queue.done(&"a");
@@ -198,13 +199,13 @@ mod tests {
         queue.add("a");
         assert_eq!(queue.take(now), Some("a"));
         queue.done(&"a");
-        assert_eq!(queue.next_deadline(), Some(later(9)), "somebody looked earlier for another reason");
+        assert_eq!(queue.next_deadline(), Some(later(9)), "the deadline set before processing is restored");
         queue.add("a");
         assert_eq!(queue.take(now), Some("a"));
         queue.add_at("a", later(20));
         queue.forget(&"a");
         queue.done(&"a");
-        assert_eq!(queue.next_deadline(), Some(later(20)), "asked for while it was worked on");
+        assert_eq!(queue.next_deadline(), Some(later(20)), "a deadline set during processing is kept");
         assert_eq!(queue.take(later(20)), Some("a"));
         queue.forget(&"a");
         queue.done(&"a");
@@ -212,7 +213,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is asked for after its last look is looked at again, and never by two at once.
+        /// A key added after it was last taken is always taken again, and never by two workers at the same
+        /// time.
         #[test]
         fn no_key_is_lost_or_processed_concurrently(steps in prop::collection::vec((0..4u8, 0..3u8), 0..200)) {
             let now = Instant::now();

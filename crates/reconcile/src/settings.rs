@@ -1,4 +1,4 @@
-//! What control loops are told about the cluster besides what they can see of it.
+//! Cluster settings that controllers cannot read from the API.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,37 +9,37 @@ use jiff::SignedDuration;
 
 use crate::cloud::CloudHandle;
 
-/// How the cluster was set up. What is not told is empty, and the loops that need it do without.
+/// Settings of the cluster. Controllers whose setting is empty do without it.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// The certificate of the authority by which clients know the API server.
+    /// CA certificate of the API server, for `kube-root-ca.crt`.
     pub root_ca: String,
-    /// The networks of pods, at most one of each family; each node gets a part of each.
+    /// Pod CIDRs, at most one per IP family. Each node is allocated a part of each.
     pub cluster_cidrs: Vec<String>,
-    /// The networks of Services.
+    /// Service CIDRs.
     pub service_cidrs: Vec<String>,
-    /// Who signs certificates.
+    /// CAs of the certificate signers.
     pub signers: Signers,
-    /// Who signs the tokens of service accounts that stand in Secrets.
+    /// Key that signs the service account tokens in Secrets.
     pub account_tokens: Option<Arc<pki::token::Keys>>,
-    /// The directory on nodes for volumes of the built-in storage class.
+    /// Directory on nodes for volumes of the built-in storage class.
     pub local_storage: String,
-    /// Who balances loads and routes packets.
+    /// The cloud provider, for load balancers and routes.
     pub cloud: CloudHandle,
-    /// When a node that says nothing is believed to be gone.
+    /// When an unresponsive node is considered unhealthy.
     pub node_monitor: NodeMonitorConfig,
 }
 
-/// How long nodes may say nothing.
+/// How long a node may fail to renew its lease before it is considered unhealthy.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeMonitorConfig {
-    /// One that has spoken before.
+    /// For a node that has reported status before (`--node-monitor-grace-period`).
     pub grace_period: SignedDuration,
-    /// A new one.
+    /// For a new node (`--node-startup-grace-period`).
     pub startup_grace_period: SignedDuration,
 }
 
-/// As upstream's.
+/// Upstream's defaults.
 impl Default for NodeMonitorConfig {
     fn default() -> NodeMonitorConfig {
         NodeMonitorConfig {
@@ -49,7 +49,7 @@ impl Default for NodeMonitorConfig {
     }
 }
 
-/// Authorities by the names of the signers they stand behind.
+/// CAs by signer name.
 #[derive(Clone, Default)]
 pub struct Signers(pub BTreeMap<String, Arc<pki::Authority>>);
 
@@ -61,7 +61,7 @@ impl Deref for Signers {
     }
 }
 
-/// Their names: keys are nobody's business.
+/// Prints the signer names only, never the keys.
 impl fmt::Debug for Signers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()

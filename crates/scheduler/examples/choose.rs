@@ -1,4 +1,4 @@
-//! How fast nodes are chosen, without an API server: the engine alone, fed by hand.
+//! Benchmark of the scheduling algorithm without an API server: drives the engine directly.
 //!
 //! ```text
 //! cargo run --release -p scheduler --example choose -- 5000 20000 spread
@@ -64,7 +64,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let seconds = started.elapsed().as_secs_f64();
     println!(
-        "{nodes} nodes, {shape}: {:.0} pods/s, {:.1} us each ({bound} placed, {failed} made room)",
+        "{nodes} nodes, {shape}: {:.0} pods/s, {:.1} us each ({bound} bound, {failed} preemptions)",
         pods as f64 / seconds,
         seconds * 1e6 / pods as f64
     );

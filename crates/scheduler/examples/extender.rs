@@ -1,7 +1,7 @@
-//! An extender: a program outside that takes part in scheduling over HTTP.
+//! A scheduler extender: an external program that the scheduler calls over HTTP.
 //!
-//! This one keeps pods off nodes whose names end in an odd number, and likes short names. Any language will
-//! do; what is sent and expected is JSON. The scheduler is told about it by its configuration:
+//! This one filters out nodes whose names end in an odd digit and prefers short names. Extenders can be
+//! written in any language; requests and responses are JSON. The scheduler is configured with:
 //!
 //! ```yaml
 //! apiVersion: kubescheduler.config.k8s.io/v1
@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// One request, one answer: enough of HTTP for an example.
+/// Handles one request with the minimum of HTTP that the example needs.
 fn answer(mut stream: TcpStream) -> Result<(), Box<dyn std::error::Error>> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let mut first = String::new();
@@ -60,7 +60,7 @@ fn answer(mut stream: TcpStream) -> Result<(), Box<dyn std::error::Error>> {
     let reply = match first.split_whitespace().nth(1) {
         Some("/filter") => filter(&names),
         Some("/prioritize") => prioritize(&names),
-        _ => json!({"Error": "nothing here"}),
+        _ => json!({"Error": "unknown path"}),
     };
     let reply = reply.to_string();
     write!(
@@ -71,7 +71,7 @@ fn answer(mut stream: TcpStream) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// The nodes that will do, and why the others will not.
+/// Returns the nodes that pass, and the reason for each that does not.
 fn filter(names: &[&str]) -> Value {
     let odd = |name: &&str| name.ends_with(['1', '3', '5', '7', '9']);
     let failed: serde_json::Map<String, Value> = names
@@ -83,7 +83,7 @@ fn filter(names: &[&str]) -> Value {
     json!({"NodeNames": passed, "FailedNodes": failed, "Error": ""})
 }
 
-/// Scores from 0 to 10, times the weight in the configuration.
+/// Returns scores from 0 to 10; the scheduler multiplies them by the configured weight.
 fn prioritize(names: &[&str]) -> Value {
     names.iter().map(|name| json!({"Host": name, "Score": 10_usize.saturating_sub(name.len() / 4)})).collect()
 }

@@ -1,8 +1,8 @@
-//! A scheduler with an algorithm of one's own.
+//! A scheduler with an out-of-tree plugin.
 //!
-//! A plugin is a value of [`Plugin`] that says where it takes part, and a [`Row`] that names it. This one
-//! keeps pods off nodes that are too warm, and prefers the coolest, by an annotation that some agent writes
-//! on the nodes. Switched on for one profile by the configuration below; pods ask for it by `schedulerName:
+//! A plugin is a [`Plugin`] that registers its extension points, and a [`RegistryEntry`] that names it. This
+//! one filters out nodes that are too warm and prefers the coolest, by an annotation that an agent writes to
+//! the nodes. The configuration below enables it in one profile; pods select the profile with `schedulerName:
 //! cool`.
 //!
 //! ```text
@@ -37,7 +37,7 @@ profiles:
       limit: 70
 ";
 
-/// Not part of any profile that does not name it.
+/// Not enabled by default: only in profiles that name it.
 const TEMPERATURE: RegistryEntry =
     RegistryEntry { name: "Temperature", factory: make, weight: 1, default: false };
 
@@ -45,7 +45,7 @@ struct Temperature {
     limit: i64,
 }
 
-/// Makes the plugin from its arguments. A limit that is no number is a mistake the scheduler names.
+/// Creates the plugin from its arguments. The error for an invalid limit names the profile and the plugin.
 fn make(arguments: &Value) -> Result<Plugin, String> {
     let limit = match &arguments["limit"] {
         Value::Null => 80,
@@ -55,7 +55,7 @@ fn make(arguments: &Value) -> Result<Plugin, String> {
     Ok(Plugin::new("Temperature").pre_filter(plugin.clone()).pre_score(plugin.clone()).requeue(plugin))
 }
 
-/// What the agent wrote; cold if it wrote nothing.
+/// The value of the annotation; 0 if there is none.
 fn degrees(node: &NodeInfo) -> i64 {
     let annotations = node.object.as_ref().and_then(|node| node.metadata.annotations.as_ref());
     annotations.and_then(|all| all.get("example.com/degrees")).and_then(|text| text.parse().ok()).unwrap_or(0)
@@ -86,12 +86,12 @@ impl Score for Coolness {
     }
 
     fn normalize(&self, _: &[NodeId], scores: &mut [i64]) {
-        // The warmest gets nothing.
+        // Reversed: the warmest node gets score 0.
         default_normalize_score(scores, true);
     }
 }
 
-/// Without this, every change would wake the pods the plugin has turned away.
+/// The queueing hint. Without it every event would requeue the pods that the plugin has rejected.
 impl Requeue for Temperature {
     fn is_schedulable_after_change(&self, _: &PodInfo, change: &ClusterEvent<'_>, _: &State) -> bool {
         matches!(change, ClusterEvent::Node(pair) if pair.new.is_some_and(|node| degrees(node) <= self.limit))
@@ -100,7 +100,7 @@ impl Requeue for Temperature {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let path = std::env::args().nth(1).ok_or("name a kubeconfig")?;
+    let path = std::env::args().nth(1).ok_or("usage: own_plugin KUBECONFIG")?;
     let kubeconfig = client::Kubeconfig::read(path.as_ref())?;
     let connection = Arc::new(client::remote::Remote::new(&kubeconfig)?);
     let (_stop, shutdown) = tokio::sync::watch::channel(false);

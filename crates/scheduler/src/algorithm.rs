@@ -1,4 +1,5 @@
-//! Finds a node for a pod: filter, and if several pass, score.
+//! The scheduling algorithm: filters the nodes and, if several pass, scores them. Counterpart of
+//! `schedulePod` in upstream's `schedule_one.go`.
 
 mod diagnosis;
 pub mod random;
@@ -19,67 +20,69 @@ use crate::metrics::Metrics;
 use crate::metrics::plugin_timer::PluginTimer;
 use crate::state::{NodeId, State};
 
-/// With fewer nodes than this all are looked at.
+/// With fewer nodes than this all are filtered.
 const MIN_FEASIBLE_NODES_TO_FIND: usize = 100;
-/// At least this part of the nodes is looked at, in percent.
+/// Lower limit of the adaptive percentage of nodes to find.
 const MIN_FEASIBLE_NODES_PERCENTAGE_TO_FIND: usize = 5;
 
-/// The node that was found.
+/// The selected node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScheduleResult {
     pub node: Arc<str>,
-    /// How many nodes were looked at, and how many passed.
+    /// How many nodes were filtered, and how many passed.
     pub evaluated_nodes: usize,
     pub feasible_nodes: usize,
 }
 
-/// Why no node was found.
+/// Why no node was selected.
 pub enum ScheduleFailure {
-    /// There are no nodes.
+    /// The cluster has no nodes.
     NoNodes,
-    /// No node will do. With what was found to make room.
+    /// No node fits. With the result of the PostFilter plugins: the node to nominate with its victims, and
+    /// whether to clear the existing nomination.
     Unschedulable {
         error: Box<FitError>,
         nomination: Option<(Arc<str>, Vec<Arc<crate::state::PodInfo>>)>,
         clear_nomination: bool,
     },
-    /// Something went wrong.
+    /// An internal error of a plugin or an extender.
     Error(String),
 }
 
-/// Programs outside that take part; see `crate::extender`.
+/// HTTP extenders; see `crate::extender`.
 pub trait Extenders: Send + Sync {
-    /// Whether there are none.
+    /// Whether no extenders are configured.
     fn is_empty(&self) -> bool;
-    /// Whether any of them filters nodes.
+    /// Whether any extender filters nodes.
     fn is_filter(&self) -> bool;
-    /// Whether any of them scores nodes.
+    /// Whether any extender scores nodes.
     fn is_scorer(&self) -> bool;
-    /// Takes out nodes, with statuses for them; fails the attempt by an error.
+    /// Removes the nodes that an extender rejects and adds their statuses to the diagnosis. An error fails
+    /// the attempt.
     fn filter(
         &self,
         cycle: &Cycle<'_>,
         nodes: &mut Vec<NodeId>,
         diagnosis: &mut Diagnosis,
     ) -> Result<(), String>;
-    /// Adds to the scores.
+    /// Adds the weighted scores of the extenders.
     fn score(&self, cycle: &Cycle<'_>, nodes: &[NodeId], scores: &mut [i64]);
-    /// Takes out nodes that no room is to be made on, or changes which pods have to go there.
+    /// Lets the extenders remove preemption candidates or change their victims.
     fn preempt(&self, _cycle: &Cycle<'_>, _candidates: &mut Vec<Candidate>) -> Result<(), String> {
         Ok(())
     }
 }
 
-/// A node with the pods that would have to go to make room, the most important first.
+/// A preemption candidate: a node with its victims, the most important first.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     pub node: NodeId,
     pub victims: Vec<Arc<crate::state::PodInfo>>,
-    /// How many of them a disruption budget protects.
+    /// How many victims would violate a PodDisruptionBudget.
     pub violations: usize,
 }
 
-/// No extenders.
+/// Implementation of [`Extenders`] for a configuration without extenders.
 pub struct NoExtenders;
 
 impl Extenders for NoExtenders {
@@ -102,23 +105,24 @@ impl Extenders for NoExtenders {
     fn score(&self, _: &Cycle<'_>, _: &[NodeId], _: &mut [i64]) {}
 }
 
-/// What the algorithm keeps from one pod to the next.
+/// The state of the algorithm between attempts.
 pub struct Algorithm {
-    /// How much of the nodes to look at, in percent; 0 adapts to how many there are.
+    /// `percentageOfNodesToScore`; 0 adapts to the number of nodes.
     pub percentage: i32,
-    /// Where to go on looking, so that every node gets its turn.
+    /// Index of the node at which the next search starts (upstream's `nextStartNodeIndex`), so that all nodes
+    /// are considered equally often.
     next_start: usize,
     pub random: Random,
     pub metrics: Arc<Metrics>,
-    /// Measures the plugins of the last attempt.
+    /// Measures the plugins in the current attempt.
     pub timer: PluginTimer,
     attempts: u64,
-    /// What the post-filters of the last attempt would have done.
+    /// Tasks that the PostFilter plugins of the last attempt left to be done.
     pub cleanup_tasks: Vec<CleanupTask>,
 }
 
 impl Algorithm {
-    /// A new start. The seed decides between equal nodes.
+    /// `seed` decides between nodes with equal scores.
     pub fn new(percentage: i32, seed: u64) -> Algorithm {
         let (metrics, timer) = (Arc::default(), PluginTimer::default());
         Algorithm {
@@ -132,7 +136,7 @@ impl Algorithm {
         }
     }
 
-    /// Finds a node for a pod. The state must be refreshed.
+    /// Finds a node for a pod. The state must have been refreshed before.
     pub fn schedule(
         &mut self,
         profile: &Profile,
@@ -193,7 +197,7 @@ impl Algorithm {
         }
     }
 
-    /// After how many nodes that will do the search ends.
+    /// How many feasible nodes end the search (upstream's `numFeasibleNodesToFind`).
     fn num_feasible_nodes_to_find(&self, profile: &Profile, nodes: usize) -> usize {
         if nodes < MIN_FEASIBLE_NODES_TO_FIND {
             return nodes;
@@ -206,7 +210,7 @@ impl Algorithm {
     }
 }
 
-/// One pod's search.
+/// The state of one attempt.
 struct Search<'a, 'c> {
     profile: &'c Profile,
     timer: PluginTimer,
@@ -215,7 +219,7 @@ struct Search<'a, 'c> {
     extenders: &'a dyn Extenders,
     filters: Filters<'c>,
     diagnosis: Diagnosis,
-    /// How many nodes were looked at.
+    /// How many nodes were filtered.
     evaluated_nodes: usize,
 }
 
@@ -245,14 +249,15 @@ impl<'c> Search<'_, 'c> {
         found
     }
 
-    /// The nodes that pass the filters, of all or of those that come into question.
+    /// Returns the nodes that pass the filters, out of all nodes or of those named by PreFilter plugins.
     fn find_nodes_that_fit_pod(
         &mut self,
         only: Option<Vec<String>>,
         algorithm: &mut Algorithm,
     ) -> Result<Vec<NodeId>, String> {
         let state = self.cycle.state;
-        // A node that was promised is likely the only one.
+        // A nominated node is likely the only candidate, so it is evaluated first; the others only if it does
+        // not fit.
         if let Some(node) = self.cycle.pod.nominated.as_ref().and_then(|name| state.node_by_name(name)) {
             let mut found = Vec::new();
             if self.filters.run_with_nominated(self.cycle.pod, node, self.nominations).is_success() {
@@ -283,8 +288,8 @@ impl<'c> Search<'_, 'c> {
         Ok(found)
     }
 
-    /// Asks the pre-filters. `None` if one of them has turned the pod away; else the nodes that come into
-    /// question if not all do.
+    /// Runs the PreFilter plugins. `None` if one of them rejects the pod, `Some(None)` if all nodes are
+    /// candidates, otherwise the names of the candidates.
     fn run_pre_filter_plugins(&mut self) -> Result<Option<Option<Vec<String>>>, String> {
         let mut only: Option<Vec<String>> = None;
         let mut plugins_with_node_names: Vec<&'static str> = Vec::new();
@@ -360,6 +365,8 @@ impl<'c> Search<'_, 'c> {
         let state = self.cycle.state;
         let start = if nodes.is_empty() { 0 } else { algorithm.next_start % nodes.len() };
         let (tail, head) = nodes.split_at(start);
+        // Fast filters only say that a node is rejected, not why. The full filters run on the skipped nodes
+        // only if no node is found, because only then are the reasons needed for the diagnosis.
         let fast_filters = self.filters.fast_filters();
         let mut skipped = Vec::new();
         for &id in head.iter().chain(tail) {
@@ -434,7 +441,7 @@ impl<'c> Search<'_, 'c> {
         Ok(total_scores)
     }
 
-    /// Asks the post-filters for a way out.
+    /// Runs the PostFilter plugins. The first nomination wins; reasons are collected from the others.
     fn run_post_filter_plugins(&mut self, algorithm: &mut Algorithm) -> ScheduleFailure {
         let mut reasons = Vec::new();
         let (mut nomination, mut clear_nomination) = (None, false);
@@ -482,7 +489,7 @@ impl<'c> Search<'_, 'c> {
     }
 }
 
-/// The names of nodes.
+/// Returns the names of nodes.
 pub fn node_names<'s>(state: &'s State, nodes: &'s [NodeId]) -> impl Iterator<Item = &'s Arc<str>> {
     nodes.iter().map(|id| &state.node(*id).name)
 }

@@ -1,4 +1,5 @@
-//! The last steps of scheduling a pod, which speak to the API: beside the next pods' cycles, in parallel.
+//! Interfaces of the binding cycle: Permit, PreBind, Bind and PostBind. It calls the API and runs
+//! asynchronously, parallel to the scheduling cycles of other pods.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,80 +14,80 @@ use crate::metrics::Metrics;
 use crate::object_waiter::ObjectWaiter;
 use crate::state::PodInfo;
 
-/// Why a call to the API failed.
+/// The error of an API request.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct ApiError {
-    /// The HTTP status, 0 if there was none.
+    /// The HTTP status code; 0 if there was no response.
     pub code: u16,
     pub message: String,
 }
 
 impl ApiError {
-    /// The object is not there.
+    /// Whether the object does not exist.
     pub fn is_not_found(&self) -> bool {
         self.code == 404
     }
 
-    /// Trying again may help.
+    /// Whether a retry may succeed.
     pub fn is_temporary(&self) -> bool {
         matches!(self.code, 0 | 409 | 429 | 500..=599)
     }
 }
 
-/// What the scheduler asks of the API.
+/// The API requests of the scheduler.
 #[async_trait]
 pub trait Api: Send + Sync {
     /// Binds a pod to a node.
     async fn bind(&self, pod: &PodInfo, node: &str) -> Result<(), ApiError>;
-    /// Changes a pod's status by a strategic merge patch.
+    /// Patches a pod's status with a strategic merge patch.
     async fn patch_pod_status(&self, namespace: &str, name: &str, patch: &Value) -> Result<(), ApiError>;
-    /// Deletes a pod, if it is still this one.
+    /// Deletes a pod, with its UID as precondition.
     async fn delete_pod(&self, pod: &PodInfo) -> Result<(), ApiError>;
-    /// Writes a volume claim back.
+    /// Updates a PersistentVolumeClaim.
     async fn update_claim(&self, claim: &core::PersistentVolumeClaim) -> Result<(), ApiError>;
-    /// Writes a volume back.
+    /// Updates a PersistentVolume.
     async fn update_volume(&self, volume: &core::PersistentVolume) -> Result<(), ApiError>;
-    /// Writes a resource claim's status back.
+    /// Updates the status of a ResourceClaim.
     async fn update_resource_claim_status(
         &self,
         claim: &resource::ResourceClaim,
     ) -> Result<resource::ResourceClaim, ApiError>;
-    /// Makes a resource claim.
+    /// Creates a ResourceClaim.
     async fn create_resource_claim(
         &self,
         claim: &resource::ResourceClaim,
     ) -> Result<resource::ResourceClaim, ApiError>;
-    /// Deletes a resource claim, if it is still this one.
+    /// Deletes a ResourceClaim, with its UID as precondition.
     async fn delete_resource_claim(&self, claim: &resource::ResourceClaim) -> Result<(), ApiError>;
-    /// Writes a resource claim back.
+    /// Updates a ResourceClaim.
     async fn update_resource_claim(
         &self,
         claim: &resource::ResourceClaim,
     ) -> Result<resource::ResourceClaim, ApiError>;
 }
 
-/// What the last steps have at hand.
+/// Dependencies of the plugins in the binding cycle.
 #[derive(Clone)]
 pub struct BindContext {
     pub api: Arc<dyn Api>,
-    /// Volume claims as they are now.
+    /// The current PersistentVolumeClaims.
     pub claims: Arc<ObjectWaiter<core::PersistentVolumeClaim>>,
-    /// Resource claims as they are now.
+    /// The current ResourceClaims.
     pub resource_claims: Arc<ObjectWaiter<resource::ResourceClaim>>,
     pub metrics: Arc<Metrics>,
 }
 
-/// Something a pod waits for before it is bound, for so long.
+/// A Permit plugin's `Wait`: a condition with a timeout before the pod is bound.
 pub struct PermitWait {
     pub plugin: &'static str,
-    /// Comes back when the pod may go on, or with why it may not.
+    /// Resolves when the plugin allows or rejects the pod.
     pub allowed: Pin<Box<dyn Future<Output = Result<(), String>> + Send>>,
     pub timeout: Duration,
 }
 
 impl PermitWait {
-    /// Waits for it.
+    /// Waits for the plugin's decision or the timeout.
     pub async fn wait(self) -> Result<(), String> {
         match tokio::time::timeout(self.timeout, self.allowed).await {
             Ok(allowed) => allowed,
@@ -98,33 +99,34 @@ impl PermitWait {
     }
 }
 
-/// Does what must be done before a pod is bound.
+/// The PreBind extension point.
 #[async_trait]
 pub trait PreBind: Send + Sync {
-    /// Whether there is anything to be done for the pod. While there is, the node is nominated.
+    /// Whether the plugin has work to do for the pod. If so, the node is written to `nominatedNodeName`
+    /// first.
     fn has_work(&self, pod: &PodInfo) -> bool;
-    /// Does it.
+    /// Does the work. An error rejects the pod.
     async fn pre_bind(&self, context: &BindContext, pod: &PodInfo, node: &str) -> Result<(), String>;
 }
 
-/// How a bind plugin did.
+/// Result of a Bind plugin.
 pub enum BindStatus {
     Bound,
-    /// Not this plugin's pod.
+    /// The plugin does not handle this pod; the next one is called.
     Skip,
     Failed(String),
 }
 
-/// Binds pods.
+/// The Bind extension point.
 #[async_trait]
 pub trait Bind: Send + Sync {
     /// Binds the pod to the node.
     async fn bind(&self, context: &BindContext, pod: &PodInfo, node: &str) -> BindStatus;
 }
 
-/// Told of pods that were bound.
+/// The PostBind extension point.
 #[async_trait]
 pub trait PostBind: Send + Sync {
-    /// The pod was bound.
+    /// Called after the pod was bound.
     async fn post_bind(&self, context: &BindContext, pod: &PodInfo, node: &str);
 }

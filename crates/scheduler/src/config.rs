@@ -1,4 +1,4 @@
-//! `KubeSchedulerConfiguration` v1, the file a scheduler is configured with.
+//! `KubeSchedulerConfiguration` v1, the scheduler's configuration file.
 
 #[cfg(test)]
 mod tests;
@@ -11,12 +11,12 @@ use serde_json::Value;
 use crate::framework::registry::RegistryEntry;
 use crate::framework::{Profile, ProfileError};
 
-/// The configuration of the scheduler.
+/// `KubeSchedulerConfiguration`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Config {
     pub profiles: Vec<ProfileConfig>,
-    /// How much of the nodes to look at, in percent; 0 adapts to how many there are.
+    /// Percentage of the nodes to find before scoring; 0 adapts to the number of nodes.
     pub percentage_of_nodes_to_score: i32,
     pub pod_initial_backoff_seconds: u64,
     pub pod_max_backoff_seconds: u64,
@@ -37,7 +37,7 @@ impl Default for Config {
     }
 }
 
-/// One profile.
+/// `KubeSchedulerProfile`.
 #[derive(Clone, Debug, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ProfileConfig {
@@ -47,7 +47,7 @@ pub struct ProfileConfig {
     pub plugin_config: Vec<PluginConfig>,
 }
 
-/// Which plugins take part where.
+/// Enabled and disabled plugins by extension point.
 #[derive(Clone, Debug, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Plugins {
@@ -67,7 +67,7 @@ pub struct Plugins {
 }
 
 impl Plugins {
-    /// The sets of all single points.
+    /// The sets of all extension points except `multiPoint`.
     pub fn sets(&self) -> [&PluginSet; 12] {
         [
             &self.pre_enqueue,
@@ -86,7 +86,7 @@ impl Plugins {
     }
 }
 
-/// Plugins switched on and off.
+/// Plugins enabled and disabled at an extension point.
 #[derive(Clone, Debug, Deserialize, Default)]
 #[serde(default)]
 pub struct PluginSet {
@@ -94,7 +94,7 @@ pub struct PluginSet {
     pub disabled: Vec<PluginEntry>,
 }
 
-/// A plugin by name.
+/// A plugin's name and weight.
 #[derive(Clone, Debug, Deserialize)]
 pub struct PluginEntry {
     pub name: String,
@@ -102,7 +102,7 @@ pub struct PluginEntry {
     pub weight: Option<i32>,
 }
 
-/// The arguments of a plugin.
+/// Arguments of a plugin.
 #[derive(Clone, Debug, Deserialize)]
 pub struct PluginConfig {
     pub name: String,
@@ -110,7 +110,7 @@ pub struct PluginConfig {
     pub args: Value,
 }
 
-/// A program outside that takes part over HTTP.
+/// An HTTP extender.
 #[derive(Clone, Debug, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ExtenderConfig {
@@ -123,14 +123,14 @@ pub struct ExtenderConfig {
     #[serde(rename = "enableHTTPS")]
     pub enable_https: bool,
     pub tls_config: Option<ExtenderTls>,
-    /// A duration such as `30s`.
+    /// Duration such as `30s`.
     pub http_timeout: Option<String>,
     pub node_cache_capable: bool,
     pub managed_resources: Vec<ManagedResource>,
     pub ignorable: bool,
 }
 
-/// How to speak TLS to an extender.
+/// TLS client configuration of an extender.
 #[derive(Clone, Debug, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ExtenderTls {
@@ -141,7 +141,7 @@ pub struct ExtenderTls {
     pub ca_file: String,
 }
 
-/// A resource that only an extender understands.
+/// An extended resource that an extender manages.
 #[derive(Clone, Debug, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ManagedResource {
@@ -149,7 +149,7 @@ pub struct ManagedResource {
     pub ignored_by_scheduler: bool,
 }
 
-/// Which of several schedulers works.
+/// Leader election between schedulers.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct LeaderElection {
@@ -174,7 +174,7 @@ impl Default for LeaderElection {
     }
 }
 
-/// What is wrong with a configuration.
+/// Why a configuration is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("cannot read the scheduler's configuration")]
@@ -188,7 +188,7 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// Reads a configuration file.
+    /// Parses and validates a configuration file.
     pub fn read(text: &str) -> Result<Config, ConfigError> {
         let value = schema::yaml::parse(text).map_err(ConfigError::Syntax)?;
         let field = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -202,7 +202,7 @@ impl Config {
         Ok(config)
     }
 
-    /// The configuration of a scheduler nobody configured.
+    /// The configuration without a configuration file.
     pub fn with_defaults() -> Config {
         let mut config = Config::default();
         config.set_defaults();
@@ -251,7 +251,7 @@ impl Config {
         Ok(())
     }
 
-    /// Puts the profiles together.
+    /// Builds the profiles with these plugins.
     pub fn profiles(&self, rows: &[RegistryEntry]) -> Result<Vec<Profile>, ConfigError> {
         let make = |profile: &ProfileConfig| {
             let name = profile.scheduler_name.clone();
@@ -260,7 +260,7 @@ impl Config {
         self.profiles.iter().map(make).collect()
     }
 
-    /// How long a pod waits after its first failure, and at most.
+    /// Initial and maximum backoff of a pod.
     pub fn backoff(&self) -> (Duration, Duration) {
         let seconds = Duration::from_secs;
         (seconds(self.pod_initial_backoff_seconds), seconds(self.pod_max_backoff_seconds))

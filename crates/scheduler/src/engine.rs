@@ -1,6 +1,7 @@
-//! The scheduler as a machine: events go in, actions come out.
+//! The scheduler's core as a state machine: [`Event`]s go in, [`Action`]s come out.
 //!
-//! Owns what is known and who waits. Decides, and leaves acting to [`crate::run`]: no clock, no I/O.
+//! Owns the cache of the cluster and the scheduling queue. It has no clock and does no I/O: [`crate::run`]
+//! executes the actions.
 
 mod events;
 mod failure;
@@ -28,10 +29,10 @@ use crate::metrics::plugin_timer::PluginTimer;
 use crate::queue::{QueuedPod, SchedulingQueue};
 use crate::state::{PodInfo, State};
 
-/// How long the event of a binding that was answered may take.
+/// How long an assumed pod may stay in the cache after a successful binding without an update event.
 const ASSUMED_POD_TTL: SignedDuration = SignedDuration::from_mins(15);
 
-/// What is to be done.
+/// An action for [`crate::run`] to execute.
 pub enum Action {
     Bind(Binding),
     RecordEvent(PodEvent),
@@ -40,20 +41,20 @@ pub enum Action {
     Cleanup(CleanupTask),
 }
 
-/// A pod on its way to a node.
+/// A pod in its binding cycle.
 pub struct Binding {
     pub profile: Arc<Profile>,
     pub pod: QueuedPod,
-    /// The pod as it is assumed, on its node.
+    /// The assumed pod, with its node name set.
     pub info: Arc<PodInfo>,
     pub node: Arc<str>,
-    /// What must be waited for first, by plugin.
+    /// What the Permit plugins wait for, by plugin.
     pub permit_waits: Vec<(&'static str, PermitWait)>,
-    /// Measures its plugins.
+    /// Measures the plugins of the binding cycle.
     pub timer: PluginTimer,
 }
 
-/// Something to tell about a pod.
+/// An Event to record about a pod.
 pub struct PodEvent {
     pub regarding: Arc<core::Pod>,
     pub warning: bool,
@@ -63,25 +64,25 @@ pub struct PodEvent {
     pub source: String,
 }
 
-/// Pods that must go to make room for another.
+/// The victims of a preemption.
 pub struct Preemption {
     pub preemptor: Arc<PodInfo>,
     pub object: Arc<core::Pod>,
     pub node: Arc<str>,
     pub victims: Vec<Arc<PodInfo>>,
-    /// Pods of lower priority that were promised the node.
+    /// Pods of lower priority that are nominated to the node. Their nomination is cleared.
     pub lower_priority_nominated_pods: Vec<Arc<PodInfo>>,
 }
 
-/// Why a pod did not get its node after all.
+/// Why the binding cycle of a pod failed.
 pub enum BindFailure {
-    /// A plugin turned it away.
+    /// A plugin rejected the pod.
     Rejected(Status),
-    /// Something went wrong.
+    /// An internal error.
     Error(String),
 }
 
-/// The scheduler without its hands.
+/// The scheduler's state machine.
 pub struct Engine {
     pub state: State,
     pub queue: SchedulingQueue,
@@ -93,7 +94,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// A scheduler that knows nothing yet.
+    /// Creates a scheduler with an empty cache.
     pub fn new(
         config: &Config,
         rows: &[RegistryEntry],
@@ -119,23 +120,23 @@ impl Engine {
         })
     }
 
-    /// What has been decided since the last time.
+    /// Takes the actions that were decided since the last call.
     pub fn actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
     }
 
-    /// Counts how things stand.
+    /// Updates the gauges.
     pub fn update_metrics(&self) {
         self.metrics.update(&self.queue, &self.state, self.profiles.values().cloned());
     }
 
-    /// Moves what time has moved.
+    /// Flushes the queue and expires assumed pods.
     pub fn tick(&mut self, now: Timestamp) {
         self.queue.flush(&self.state, now);
         self.state.remove_expired_assumed_pods(now);
     }
 
-    /// Tries the next pod. Says whether there was one.
+    /// Runs the scheduling cycle of the next pod (upstream's `ScheduleOne`). Returns whether there was one.
     pub fn schedule_one(&mut self, now: Timestamp) -> bool {
         let Some(pod) = self.queue.pop() else { return false };
         if pod.info.terminating {
@@ -174,7 +175,8 @@ impl Engine {
         true
     }
 
-    /// A node was found: it is taken at once, the binding comes later.
+    /// Assumes the pod on the node and runs the Reserve and Permit plugins. The cache counts the pod from
+    /// here on; the binding follows asynchronously.
     fn assume_and_reserve(
         &mut self,
         profile: &Arc<Profile>,
@@ -237,7 +239,7 @@ impl Engine {
         }
     }
 
-    /// Undoes what was reserved and assumed.
+    /// Runs the Unreserve plugins in reverse order and removes the assumed pod from the cache.
     fn unreserve_and_forget(&mut self, profile: &Profile, info: &PodInfo, node: &Arc<str>) {
         for (_, plugin) in profile.reserve.iter().rev() {
             plugin.unreserve(&mut self.state, info, node);
@@ -245,7 +247,7 @@ impl Engine {
         self.state.forget_pod(&info.uid);
     }
 
-    /// A pod that had a node has none again.
+    /// Reports that an assumed pod was not bound and returns it to the queue.
     fn handle_bind_failure(
         &mut self,
         profile: &Arc<Profile>,

@@ -1,6 +1,6 @@
-//! Extenders: programs outside that filter, score, bind or preempt over HTTP.
+//! HTTP extenders: external programs that filter, score, bind or preempt.
 //!
-//! A call holds the scheduler up, as it does upstream: the answer is part of the choice.
+//! Calls block the scheduling cycle, as upstream: the result is part of the decision.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -24,12 +24,12 @@ use crate::config::{ConfigError, ExtenderConfig};
 use crate::framework::{Cycle, MAX_SCORE, Status};
 use crate::state::{NodeId, PodInfo};
 
-/// The highest score an extender gives.
+/// The highest score of an extender (upstream's `MaxExtenderPriority`).
 const MAX_EXTENDER_SCORE: i64 = 10;
-/// How long an answer may take unless said otherwise.
+/// Request timeout if `httpTimeout` is not set.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// All extenders, in order.
+/// All extenders, in the configured order.
 pub struct HttpExtenders(Vec<Extender>);
 
 struct Extender {
@@ -87,7 +87,7 @@ struct BindResult {
     error: String,
 }
 
-/// On which nodes an extender would make room, and by which pods' going.
+/// Response to a preemption request: the nodes that the extender accepts, with their victims.
 #[derive(Deserialize, Default)]
 #[serde(default, rename_all = "PascalCase")]
 struct PreemptionResult {
@@ -111,12 +111,12 @@ struct Victim {
 }
 
 impl HttpExtenders {
-    /// Makes the clients.
+    /// Creates the HTTP clients.
     pub fn new(configs: &[ExtenderConfig]) -> Result<HttpExtenders, ConfigError> {
         configs.iter().map(Extender::new).collect::<Result<_, _>>().map(HttpExtenders)
     }
 
-    /// Binds the pod, if an extender binds pods of its kind.
+    /// Binds the pod with the first interested extender that implements bind; `None` if there is none.
     pub async fn bind(&self, pod: &PodInfo, node: &str) -> Option<Result<(), String>> {
         let binds = |one: &&Extender| !one.config.bind_verb.is_empty() && one.is_interested(pod);
         for extender in self.0.iter().filter(binds) {
@@ -134,7 +134,11 @@ impl HttpExtenders {
             };
             match bound {
                 Err(words) if extender.config.ignorable => {
-                    tracing::info!(words, extender = extender.config.url_prefix, "an extender cannot bind");
+                    tracing::info!(
+                        words,
+                        extender = extender.config.url_prefix,
+                        "extender failed to bind pod, ignoring it"
+                    );
                 }
                 done => return Some(done),
             }
@@ -142,7 +146,7 @@ impl HttpExtenders {
         None
     }
 
-    /// Waits for an answer in the middle of a cycle.
+    /// Runs a request synchronously. `block_in_place` lets the runtime move other tasks off this thread.
     fn wait<R>(&self, answer: impl Future<Output = R>) -> R {
         tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(answer))
     }
@@ -179,7 +183,11 @@ impl Extenders for HttpExtenders {
             let found = match answer {
                 Ok(found) => found,
                 Err(words) if extender.config.ignorable => {
-                    tracing::info!(words, extender = extender.config.url_prefix, "an extender is left out");
+                    tracing::info!(
+                        words,
+                        extender = extender.config.url_prefix,
+                        "extender request failed, ignoring it"
+                    );
                     continue;
                 }
                 Err(words) => return Err(words),
@@ -219,7 +227,7 @@ impl Extenders for HttpExtenders {
                     tracing::debug!(
                         words,
                         extender = extender.config.url_prefix,
-                        "an extender gives no scores"
+                        "extender failed to score nodes, ignoring it"
                     );
                     continue;
                 }
@@ -244,7 +252,11 @@ impl Extenders for HttpExtenders {
             match answer.and_then(|answer| extender.parse_victims(cycle, answer)) {
                 Ok(accepted) => *candidates = accepted,
                 Err(words) if extender.config.ignorable => {
-                    tracing::info!(words, extender = extender.config.url_prefix, "an extender is left out");
+                    tracing::info!(
+                        words,
+                        extender = extender.config.url_prefix,
+                        "extender request failed, ignoring it"
+                    );
                 }
                 Err(words) => return Err(words),
             }
@@ -274,7 +286,8 @@ impl Extender {
         Ok(Extender { config: config.clone(), timeout, http })
     }
 
-    /// An extender that manages resources cares only for pods that ask for them.
+    /// Whether the pod requests one of the extender's managed resources. Always true for extenders without
+    /// any.
     fn is_interested(&self, pod: &PodInfo) -> bool {
         let managed = &self.config.managed_resources;
         managed.is_empty() || managed.iter().any(|one| pod.requests.exact.has_scalar(&one.name))
@@ -292,7 +305,8 @@ impl Extender {
         body
     }
 
-    /// An extender that knows the pods gets their UIDs, another one as much of them as the scheduler keeps.
+    /// The body of a preemption request. A nodeCacheCapable extender gets only the UIDs of victims, the
+    /// others as much of the pods as the scheduler keeps.
     fn preemption_args(&self, cycle: &Cycle<'_>, candidates: &[Candidate]) -> Value {
         let has_node_cache = self.config.node_cache_capable;
         let pod_to_json = |pod: &Arc<PodInfo>| match has_node_cache {
@@ -316,7 +330,8 @@ impl Extender {
         body
     }
 
-    /// The candidates an extender has left, if it speaks of nodes and pods there are.
+    /// Converts the response to candidates. Fails if it names an unknown node or a pod that is not on its
+    /// node.
     fn parse_victims(&self, cycle: &Cycle<'_>, answer: PreemptionResult) -> Result<Vec<Candidate>, String> {
         let mut accepted = Vec::new();
         for (name, victims) in answer.node_name_to_meta_victims {
@@ -363,16 +378,17 @@ impl Extender {
             serde_json::from_slice(&body.to_bytes()).map_err(|error| error.to_string())
         };
         let answer = tokio::time::timeout(self.timeout, exchange).await;
-        answer.unwrap_or_else(|_| Err(format!("{url}: no answer after {:?}", self.timeout)))
+        answer.unwrap_or_else(|_| Err(format!("{url}: no response within {:?}", self.timeout)))
     }
 }
 
 fn tls(config: &ExtenderConfig) -> Result<rustls::ClientConfig, String> {
     let settings = config.tls_config.clone().unwrap_or_default();
     if settings.insecure {
-        return Err("tlsConfig.insecure: certificates are always checked here".to_owned());
+        return Err("tlsConfig.insecure: must be false, skipping certificate verification is not supported"
+            .to_owned());
     }
-    let read = |path: &str| std::fs::read(path).map_err(|error| format!("cannot read {path}: {error}"));
+    let read = |path: &str| std::fs::read(path).map_err(|error| format!("failed to read {path}: {error}"));
     let mut roots = rustls::RootCertStore::empty();
     if !settings.ca_file.is_empty() {
         for certificate in CertificateDer::pem_slice_iter(&read(&settings.ca_file)?) {
@@ -400,7 +416,7 @@ mod tests {
     use super::*;
     use crate::testing::test_cluster;
 
-    /// What an extender is asked about making room, and what is made of its answer.
+    /// The preemption request to an extender, and the candidates from its response.
     #[track_caller]
     fn check(config: &str, answer: Value, expected_request: &str, expected: Result<&str, &str>) {
         let config: ExtenderConfig = serde_json::from_str(config).expect("a test's extender is well-formed");
@@ -452,10 +468,10 @@ mod tests {
         );
         check(
             node_cache_config,
-            json!({"NodeNameToMetaVictims": {"b": victims("nobody")}}),
+            json!({"NodeNameToMetaVictims": {"b": victims("missing")}}),
             &expected_request,
             Err(
-                "extender: http://e claims to preempt pod (UID: nobody) on node: b, but the pod is not found on that node",
+                "extender: http://e claims to preempt pod (UID: missing) on node: b, but the pod is not found on that node",
             ),
         );
         let ignorable_config = r#"{"urlPrefix": "http://e", "preemptVerb": "preempt", "ignorable": true}"#;

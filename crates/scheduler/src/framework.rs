@@ -1,13 +1,13 @@
-//! The framework: where a plugin can take part in scheduling a pod, one small trait for each point.
+//! The scheduling framework: one small trait for each extension point.
 //!
-//! A plugin is a value of [`Plugin`] that says which points it takes part in, and a row in the
-//! [`registry`]. What a plugin works out once per pod (upstream's cycle state) is the value its pre-filter or
-//! pre-score gives back: the filter or the score itself, made for this pod. It lives for one cycle, in which
-//! nothing of the [`State`] changes.
+//! A plugin is a [`Plugin`] that registers its extension points, and an entry in the [`registry`]. State that
+//! upstream keeps in `CycleState` is the value that PreFilter or PreScore returns: the filter or score
+//! function for this pod. It lives for one scheduling cycle, during which the [`State`] does not change.
 //!
-//! In order: [`PreEnqueue`], [`QueueSort`], [`PreFilter`] and [`Filter`], [`PostFilter`] if no node passes,
-//! [`PreScore`] and [`Score`], [`Reserve`], [`Permit`], then beside the next pod's cycle [`PreBind`],
-//! [`Bind`], [`PostBind`]. [`Requeue`] says which changes may help a pod the plugin has turned away.
+//! Order of the extension points: [`PreEnqueue`], [`QueueSort`], [`PreFilter`] and [`Filter`], [`PostFilter`]
+//! if no node passes, [`PreScore`] and [`Score`], [`Reserve`], [`Permit`]; then, asynchronously, [`PreBind`],
+//! [`Bind`], [`PostBind`]. [`Requeue`] is the queueing hint: it decides which cluster events requeue a pod
+//! that the plugin rejected.
 
 mod cluster_event;
 mod filters;
@@ -32,7 +32,7 @@ use crate::algorithm::{Diagnosis, Extenders, Random};
 use crate::queue::QueuedPod;
 use crate::state::{NodeId, NodeInfo, PodInfo, State};
 
-/// One pod's turn.
+/// The input of a scheduling cycle.
 #[derive(Clone, Copy)]
 pub struct Cycle<'c> {
     pub state: &'c State,
@@ -41,32 +41,32 @@ pub struct Cycle<'c> {
     pub object: &'c core::Pod,
 }
 
-/// Keeps a pod out of the queue until it is ready.
+/// The PreEnqueue extension point: keeps a pod out of the active queue until it is ready.
 pub trait PreEnqueue: Send + Sync {
-    /// Whether the pod may be scheduled yet. What keeps it out also says what lets it in ([`Requeue`]).
+    /// Whether the pod may be scheduled. A plugin that rejects pods must also implement [`Requeue`].
     fn pre_enqueue(&self, pod: &PodInfo, state: &State) -> Status;
 }
 
-/// Which of two pods goes first.
+/// The QueueSort extension point.
 pub trait QueueSort: Send + Sync {
-    /// `Less` if `a` goes first.
+    /// `Less` if `a` is scheduled before `b`.
     fn compare(&self, a: &QueuedPod, b: &QueuedPod) -> Ordering;
 }
 
-/// What a pre-filter says about a pod.
+/// Result of a PreFilter plugin.
 pub enum PreFilterResult<'c> {
-    /// The plugin has nothing to say about this pod.
+    /// The plugin's filter does not apply to this pod.
     Skip,
-    /// Ask this about each node.
+    /// The filter to run for each node.
     Filter(Box<dyn Filter<'c> + 'c>),
-    /// Only these nodes come into question; ask this about each.
+    /// Only these nodes are candidates; the filter runs for each of them.
     FilterNodes(Vec<String>, Box<dyn Filter<'c> + 'c>),
-    /// No node will do.
+    /// The pod fits no node.
     Reject(Status),
 }
 
 impl PreFilterResult<'_> {
-    /// As upstream names it in metrics.
+    /// The status name in metrics, as upstream.
     pub fn name(&self) -> &'static str {
         match self {
             PreFilterResult::Skip => "Skip",
@@ -76,37 +76,38 @@ impl PreFilterResult<'_> {
     }
 }
 
-/// Works out once what the filter of a pod needs.
+/// The PreFilter extension point: precomputes what the filter of a pod needs.
 pub trait PreFilter: Send + Sync {
-    /// Prepares the filter for one pod.
+    /// Creates the filter for one pod.
     fn pre_filter<'c>(&'c self, cycle: &Cycle<'c>) -> PreFilterResult<'c>;
 }
 
-/// Whether a pod can run on a node; made for one pod by a [`PreFilter`].
+/// The Filter extension point: whether a pod fits a node. Created for one pod by a [`PreFilter`].
 pub trait Filter<'c>: Send {
-    /// Success, or why not.
+    /// Returns success or the reasons for the rejection.
     fn filter(&self, node: &NodeInfo) -> Status;
-    /// Another pod is put on a node, to see what would be.
+    /// Updates the precomputed state as if another pod ran on the node (upstream's `AddPod`).
     fn add_pod(&mut self, _pod: &PodInfo, _node: &NodeInfo) {}
-    /// Another pod is taken off a node, to see what would be.
+    /// Updates the precomputed state as if another pod were removed from the node (upstream's `RemovePod`).
     fn remove_pod(&mut self, _pod: &PodInfo, _node: &NodeInfo) {}
-    /// A copy that can be changed by itself. `None` if adding and removing pods changes nothing.
+    /// Returns an independent copy for simulations; `None` if adding and removing pods does not affect the
+    /// filter.
     fn fork(&self) -> Option<Box<dyn Filter<'c> + 'c>> {
         None
     }
-    /// A way to tell at once that most nodes are out, for a filter that has one.
+    /// Returns a cheap check that rejects most nodes, if the filter has one.
     fn fast_filter(&self) -> Option<&dyn FastFilter> {
         None
     }
 }
 
-/// Tells that a node will not pass without saying why, which is asked only when no node does.
+/// A cheap check without reasons. The reasons are computed with the full filter only if no node passes.
 pub trait FastFilter {
-    /// Whether the filter is sure to turn the node away.
+    /// Whether the filter certainly rejects the node. `false` does not mean that it passes.
     fn rejects(&self, node: NodeId) -> bool;
 }
 
-/// A filter that is a plain function of the node.
+/// A filter that is a function of the node and keeps no state.
 pub struct FnFilter<F>(pub F);
 
 impl<'c, F: Fn(&NodeInfo) -> Status + Send + 'c> Filter<'c> for FnFilter<F> {
@@ -115,7 +116,7 @@ impl<'c, F: Fn(&NodeInfo) -> Status + Send + 'c> Filter<'c> for FnFilter<F> {
     }
 }
 
-/// What is known when no node was found.
+/// The input of a PostFilter plugin.
 pub struct PostFilterContext<'a, 'c> {
     pub cycle: Cycle<'c>,
     pub filters: &'a Filters<'c>,
@@ -125,26 +126,26 @@ pub struct PostFilterContext<'a, 'c> {
     pub extenders: &'a dyn Extenders,
 }
 
-/// Something to be done about a resource claim, so that a pod may be tried again.
+/// An API request that a PostFilter plugin needs so that the pod can be scheduled later.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CleanupTask {
-    /// Nobody uses what it was given.
+    /// Deallocate the claim: no pod uses it.
     Release(Arc<ResourceClaim>),
     Delete(Arc<ResourceClaim>),
 }
 
-/// What a post-filter has come up with.
+/// Result of a PostFilter plugin.
 pub enum PostFilterResult {
-    /// The pod may fit a node once these pods are gone.
+    /// The pod may fit the node once the victims are deleted.
     Nominate { node: Arc<str>, victims: Vec<Arc<PodInfo>> },
-    /// Nothing now, but this may help later.
+    /// The pod may be schedulable after the task is done.
     Cleanup { status: Status, task: CleanupTask },
-    /// Nothing to be done. With `clear`, a node nominated before is no hope any more.
+    /// Nothing found. `clear_nomination`: remove the existing nomination, which cannot help any more.
     Rejected { status: Status, clear_nomination: bool },
 }
 
 impl PostFilterResult {
-    /// As upstream names it in metrics.
+    /// The status name in metrics, as upstream.
     pub fn name(&self) -> &'static str {
         match self {
             PostFilterResult::Nominate { .. } => "Success",
@@ -155,24 +156,24 @@ impl PostFilterResult {
     }
 }
 
-/// Tries to make room when no node was found.
+/// The PostFilter extension point: runs if no node passes the filters.
 pub trait PostFilter: Send + Sync {
-    /// Looks for a way.
+    /// Tries to make the pod schedulable.
     fn post_filter(&self, attempt: &mut PostFilterContext<'_, '_>) -> PostFilterResult;
 }
 
-/// What a pre-score says about a pod.
+/// Result of a PreScore plugin.
 pub enum PreScoreResult<'c> {
-    /// The plugin has nothing to say about this pod.
+    /// The plugin does not score nodes for this pod.
     Skip,
-    /// Ask this about each node.
+    /// The score function to run for each node.
     Score(Box<dyn Score + 'c>),
-    /// Something went wrong.
+    /// An internal error.
     Error(String),
 }
 
 impl PreScoreResult<'_> {
-    /// As upstream names it in metrics.
+    /// The status name in metrics, as upstream.
     pub fn name(&self) -> &'static str {
         match self {
             PreScoreResult::Skip => "Skip",
@@ -182,38 +183,38 @@ impl PreScoreResult<'_> {
     }
 }
 
-/// Works out once what the score of a pod needs.
+/// The PreScore extension point: precomputes what the score function of a pod needs.
 pub trait PreScore: Send + Sync {
-    /// Prepares the score for one pod and the nodes it fits.
+    /// Creates the score function for one pod. `nodes` passed the filters.
     fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, nodes: &[NodeId]) -> PreScoreResult<'c>;
 }
 
-/// How good a node is for a pod; made for one pod by a [`PreScore`].
+/// The Score extension point. Created for one pod by a [`PreScore`].
 pub trait Score: Send {
-    /// Any number, if `normalize` brings them between 0 and [`MAX_SCORE`].
+    /// Returns the score of a node: 0 to [`MAX_SCORE`], or any number if `normalize` maps it to this range.
     fn score(&self, node: &NodeInfo) -> i64;
-    /// Brings all scores between 0 and [`MAX_SCORE`].
+    /// Maps the scores of all nodes to 0 to [`MAX_SCORE`] (upstream's `NormalizeScore`).
     fn normalize(&self, _nodes: &[NodeId], _scores: &mut [i64]) {}
 }
 
-/// Keeps books on what a pod takes beside the node's resources.
+/// The Reserve extension point: tracks what a pod uses besides the node's resources.
 pub trait Reserve: Send + Sync {
-    /// A node is chosen.
+    /// Called when a node was selected.
     fn reserve(&self, state: &mut State, pod: &PodInfo, node: &Arc<str>) -> Status;
-    /// It came to nothing. Must undo, also what was never reserved.
+    /// Called when the pod is not bound after all. Must be idempotent and safe without a preceding `reserve`.
     fn unreserve(&self, state: &mut State, pod: &PodInfo, node: &Arc<str>);
 }
 
-/// Whether a pod may be bound now.
+/// Result of a Permit plugin.
 pub enum PermitResult {
     Allow,
-    /// Not before it is allowed; rejected after some time.
+    /// Wait for the plugin to allow the pod; it is rejected after a timeout.
     Wait(PermitWait),
     Reject(Status),
 }
 
 impl PermitResult {
-    /// As upstream names it in metrics.
+    /// The status name in metrics, as upstream.
     pub fn name(&self) -> &'static str {
         match self {
             PermitResult::Allow => "Success",
@@ -223,17 +224,17 @@ impl PermitResult {
     }
 }
 
-/// Holds a pod back before it is bound.
+/// The Permit extension point: can delay or reject the binding of a pod.
 pub trait Permit: Send + Sync {
-    /// Asked when a node is chosen and reserved.
+    /// Called after Reserve.
     fn permit(&self, pod: &PodInfo, node: &str) -> PermitResult;
 }
 
-/// What the last steps of a binding can do: see `crate::run`.
+// The extension points of the binding cycle; see `crate::run`.
 pub use crate::bind::{Bind, BindContext, PermitWait, PostBind, PreBind};
 
-/// Which changes can help a pod that the plugin has turned away.
+/// Queueing hints of a plugin (upstream's `EnqueueExtensions`).
 pub trait Requeue: Send + Sync {
-    /// Whether the pod should be tried again.
+    /// Whether the event may make the pod schedulable, so that it should be retried.
     fn is_schedulable_after_change(&self, pod: &PodInfo, change: &ClusterEvent<'_>, state: &State) -> bool;
 }

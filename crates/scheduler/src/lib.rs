@@ -1,11 +1,11 @@
-//! The scheduler: chooses a node for every pod that has none, as upstream's does, and binds it.
+//! The scheduler: assigns pods to nodes as kube-scheduler does.
 //!
-//! [`state`] is what it knows, [`framework`] where plugins take part, [`plugins`] upstream's plugins,
-//! [`queue`] the pods that wait, [`algorithm`] the choice itself, [`engine`] all of them together as a machine
-//! that turns events into actions. All of these are plain functions of what they are given: no clock, no I/O,
-//! randomness from a seed. [`run`] listens and acts.
+//! [`state`] is the cache of the cluster, [`framework`] defines the extension points, [`plugins`] are
+//! upstream's in-tree plugins, [`queue`] is the scheduling queue, [`algorithm`] selects a node, and
+//! [`engine`] combines them to a state machine that turns events into actions. All of them are deterministic:
+//! no clock, no I/O, and random numbers from a seed. [`run`] connects the engine to the API server.
 //!
-//! Start reading at [`algorithm::Algorithm::schedule`] and [`engine::Engine::step`].
+//! Start reading at [`algorithm::Algorithm::schedule`] and [`engine::Engine::schedule_one`].
 
 pub mod algorithm;
 pub mod bind;

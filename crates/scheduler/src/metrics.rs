@@ -1,7 +1,7 @@
-//! What the scheduler counts, under upstream's names, as Prometheus reads it.
+//! Metrics of the scheduler, under upstream's names.
 //!
-//! The list is in [`table`]. Upstream has a few more that tell of its own workings, which are others here: events kept
-//! while a pod is tried, choices kept for the next pod, calls that are merged.
+//! The list is in [`table`]. Not implemented are upstream's metrics of parts that do not exist here:
+//! in-flight events of the queue, pod batching and the asynchronous API dispatcher.
 
 pub mod plugin_timer;
 mod series;
@@ -21,19 +21,19 @@ use crate::framework::Profile;
 use crate::queue::{QueuedPod, SchedulingQueue};
 use crate::state::State;
 
-/// Everything that is counted.
+/// All metrics of the scheduler.
 #[derive(Default)]
 pub struct Metrics {
     series: Series,
-    /// Bindings on their way.
+    /// Number of binding cycles in progress.
     binding: AtomicU64,
 }
 
-/// An extension point, what came of it, and how long it took.
+/// Extension point, status and duration.
 pub type ExtensionPointRun = (&'static str, &'static str, Duration);
 
 impl Metrics {
-    /// A pod was tried. `pod` knows since when.
+    /// Records an attempt and its result. `pod` has the start time.
     pub fn observe_attempt(&self, profile: &Arc<str>, result: &'static str, pod: &QueuedPod) {
         let label_values = [Shared(profile.clone()), Static(result), NO_LABEL];
         self.series.observe(
@@ -44,19 +44,20 @@ impl Metrics {
         self.series.add(&table::ATTEMPTS, label_values);
     }
 
-    /// How long all plugins of an extension point took, and what came of it: `Success`, `Unschedulable` or `Error`.
+    /// Records the duration of all plugins of an extension point. The status is `Success`, `Unschedulable` or
+    /// `Error`.
     pub fn observe_extension_point(&self, profile: &Arc<str>, (point, status, time): ExtensionPointRun) {
         let label_values = [Static(point), Shared(profile.clone()), Static(status)];
         self.series.observe(&table::POINT_SECONDS, label_values, time.as_secs_f64());
     }
 
-    /// How long one plugin took.
+    /// Records the duration of one plugin.
     pub fn observe_plugin(&self, plugin: &'static str, (point, status, time): ExtensionPointRun) {
         let label_values = [Static(point), Static(plugin), Static(status)];
         self.series.observe(&table::PLUGIN_SECONDS, label_values, time.as_secs_f64());
     }
 
-    /// How long a plugin took to say whether an event helps a pod.
+    /// Records the duration and result of a queueing hint.
     pub fn observe_queueing_hint(
         &self,
         plugin: &'static str,
@@ -69,12 +70,12 @@ impl Metrics {
         self.series.observe(&table::HINT_SECONDS, label_values, time.as_secs_f64());
     }
 
-    /// How long it took to take note of an event.
+    /// Records the duration of event handling.
     pub fn observe_event_handling(&self, event: &'static str, time: Duration) {
         self.series.observe(&table::EVENT_SECONDS, [Static(event), NO_LABEL, NO_LABEL], time.as_secs_f64());
     }
 
-    /// How things stand.
+    /// Updates the gauges.
     pub fn update(
         &self,
         queue: &SchedulingQueue,
@@ -111,46 +112,46 @@ impl Metrics {
         }
     }
 
-    /// A binding began.
+    /// A binding cycle started.
     pub fn binding_started(&self) {
         self.binding.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A binding ended, whatever came of it.
+    /// A binding cycle ended, successfully or not.
     pub fn binding_finished(&self) {
         self.binding.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// A pod was held back before it was bound.
+    /// Records how long a pod waited at Permit.
     pub fn observe_permit_wait(&self, result: &'static str, time: Duration) {
         self.series.observe(&table::PERMIT_SECONDS, [Static(result), NO_LABEL, NO_LABEL], time.as_secs_f64());
     }
 
-    /// Pods were asked to go.
+    /// Records a preemption.
     pub fn observe_preemption(&self, victims: usize) {
         self.series.add(&table::PREEMPTIONS, [NO_LABEL; 3]);
         self.series.observe(&table::VICTIMS, [NO_LABEL; 3], victims as f64);
     }
 
-    /// They were removed, or one of them could not be.
+    /// Records the deletion of victims; `all` if every one was deleted.
     pub fn observe_victim_deletion(&self, all: bool, time: Duration) {
         let label_values = [Static(if all { "success" } else { "error" }), NO_LABEL, NO_LABEL];
         self.series.observe(&table::PREEMPTION_SECONDS, label_values.clone(), time.as_secs_f64());
         self.series.add(&table::PREEMPTION_RUNS, label_values);
     }
 
-    /// A claim for extended resources was made, or could not be.
+    /// Records the creation of a ResourceClaim for extended resources.
     pub fn count_claim_create(&self, created: bool) {
         let status = if created { "success" } else { "failure" };
         self.series.add(&table::CLAIM_CREATES, [Static(status), NO_LABEL, NO_LABEL]);
     }
 
-    /// How long the choice of a node took.
+    /// Records the duration of the scheduling algorithm.
     pub fn observe_scheduling_algorithm(&self, seconds: f64) {
         self.series.observe(&table::ALGORITHM_SECONDS, [NO_LABEL; 3], seconds);
     }
 
-    /// A pod was bound.
+    /// Records that a pod was bound.
     pub fn observe_scheduled(&self, profile: &Arc<str>, pod: &QueuedPod, now: Timestamp) {
         self.observe_attempt(profile, "scheduled", pod);
         self.series.observe(&table::POD_ATTEMPTS, [NO_LABEL; 3], f64::from(pod.attempts));
@@ -164,7 +165,7 @@ impl Metrics {
         }
     }
 
-    /// Appends everything in Prometheus' text form.
+    /// Appends all metrics in the Prometheus text format.
     pub fn write(&self, out: &mut String) {
         self.series.write(out);
     }

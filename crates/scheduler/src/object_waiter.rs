@@ -1,4 +1,4 @@
-//! Objects as they are now, for tasks that wait until one looks as it should.
+//! Current objects of a kind, for tasks of the binding cycle that wait for an object to reach some state.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// Objects by `namespace/name`, with a bell.
+/// Objects by `namespace/name`, with a notification for changes.
 pub struct ObjectWaiter<T> {
     objects: Mutex<HashMap<String, Arc<T>>>,
     changed: Notify,
@@ -19,7 +19,7 @@ impl<T> Default for ObjectWaiter<T> {
 }
 
 impl<T> ObjectWaiter<T> {
-    /// An object came, changed or went.
+    /// Stores the new state of an object; `None` if it was deleted.
     pub fn set(&self, key: &str, object: Option<Arc<T>>) {
         match object {
             Some(object) => drop(self.objects.lock().insert(key.to_owned(), object)),
@@ -28,12 +28,12 @@ impl<T> ObjectWaiter<T> {
         self.changed.notify_waiters();
     }
 
-    /// Waits until the question about the object has an answer.
+    /// Waits until `answer` returns a value for the object.
     pub async fn wait<R>(&self, key: &str, answer: impl Fn(Option<&T>) -> Option<R>) -> R {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
-            // Listen before looking, so that no change falls in between.
+            // Register before the check: a change in between would otherwise be missed.
             changed.as_mut().enable();
             if let Some(found) = answer(self.objects.lock().get(key).map(|object| &**object)) {
                 return found;

@@ -1,4 +1,4 @@
-//! Upstream's plugins, one file each. The list of them is in [`crate::framework::registry`].
+//! Upstream's in-tree plugins, one file each. They are listed in [`crate::framework::registry`].
 
 pub mod balanced_allocation;
 pub mod default_binder;
@@ -24,7 +24,7 @@ pub mod volume_zone;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// Reads a plugin's arguments; without any, the defaults.
+/// Parses the arguments of a plugin; the defaults if there are none.
 pub fn parse_args<T: DeserializeOwned + Default>(arguments: &Value) -> Result<T, String> {
     if arguments.is_null() {
         return Ok(T::default());

@@ -1,10 +1,9 @@
-//! Pods that wait to be scheduled.
+//! The scheduling queue. Counterpart of upstream's `PriorityQueue`.
 //!
-//! *Active* pods are tried next, in the order of the profile's sort plugin. Pods that failed wait a while in
-//! *backoff*, unless nobody else wants the scheduler's time. Pods that no node was found for are
-//! *unschedulable* until a change comes that a plugin which turned them away says may help, or until five
-//! minutes have passed. Gated pods are unschedulable from the start. A plain data structure: time is an
-//! argument.
+//! *Active* pods are scheduled next, in the order of the QueueSort plugin. Pods whose attempt failed wait in
+//! *backoff*, unless no other pod is active. Pods that fit no node are *unschedulable* until a plugin that
+//! rejected them reports, by its queueing hint, that an event may help, or until five minutes have passed.
+//! Gated pods start as unschedulable. A plain data structure: time is an argument.
 
 mod nominator;
 #[cfg(test)]
@@ -25,38 +24,39 @@ use crate::framework::{ClusterEvent, ObjectPair, PreEnqueue, Profile, QueueSort,
 use crate::metrics::Metrics;
 use crate::state::{PodInfo, State};
 
-/// How long a pod is left unschedulable without any event.
+/// How long a pod stays unschedulable without an event (upstream's
+/// `DefaultPodMaxInUnschedulablePodsDuration`).
 const POD_MAX_IN_UNSCHEDULABLE_PODS: SignedDuration = SignedDuration::from_mins(5);
 
-/// A pod that waits, or is being tried.
+/// A pod in the queue or in its scheduling cycle.
 #[derive(Clone)]
 pub struct QueuedPod {
     pub info: Arc<PodInfo>,
     pub object: Arc<core::Pod>,
-    /// When it was last put in the queue.
+    /// When it was last added to the queue.
     pub queued_at: Timestamp,
-    /// When it was first ready to be tried.
+    /// When it first became active.
     pub initial_attempt: Option<Timestamp>,
     pub attempts: u32,
-    /// When it was last tried.
+    /// When the current attempt started.
     pub attempt_started: Instant,
-    /// How often no node was found.
+    /// Number of attempts in which no node fit.
     pub unschedulable_count: u32,
-    /// How often in a row something went wrong.
+    /// Number of consecutive attempts that failed with an error.
     pub errors: u32,
     backoff_until: Option<Timestamp>,
-    /// Who turned it away the last time.
+    /// The plugins that rejected the pod in the last attempt.
     pub rejected_by: BTreeSet<&'static str>,
-    /// Who let it wait for something outside.
+    /// The plugins that returned Pending in the last attempt.
     pub pending_on: BTreeSet<&'static str>,
-    /// Who keeps it out of the queue.
+    /// The PreEnqueue plugin that rejected the pod.
     pub gated_by: Option<&'static str>,
-    /// Was last tried again only because of the time.
+    /// Whether the last requeue was due to the timeout of unschedulable pods.
     pub timed_out: bool,
     timed_out_at: Option<Timestamp>,
 }
 
-/// Where a pod waits.
+/// The sub-queue that contains a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueuePosition {
     Active,
@@ -67,7 +67,7 @@ pub enum QueuePosition {
 struct Entry {
     pod: Arc<QueuedPod>,
     position: QueuePosition,
-    /// What is in the heaps with another ticket is out of date.
+    /// Heap entries with another sequence number are stale.
     sequence: u64,
 }
 
@@ -78,7 +78,7 @@ struct ActiveEntry {
 }
 
 impl Ord for ActiveEntry {
-    /// The first to go is the greatest.
+    /// Reversed: `BinaryHeap` pops the greatest element.
     fn cmp(&self, other: &ActiveEntry) -> Ordering {
         self.sort.compare(&other.pod, &self.pod).then(other.sequence.cmp(&self.sequence))
     }
@@ -98,14 +98,14 @@ impl PartialEq for ActiveEntry {
 
 impl Eq for ActiveEntry {}
 
-/// What the queue asks of a profile.
+/// The plugins of a profile that the queue uses.
 #[derive(Clone)]
 struct QueueingRules {
     gates: Vec<(&'static str, Arc<dyn PreEnqueue>)>,
     queueing_hints: HashMap<&'static str, Arc<dyn Requeue>>,
 }
 
-/// The queue of all profiles.
+/// The scheduling queue of all profiles.
 pub struct SchedulingQueue {
     sort: Arc<dyn QueueSort>,
     rules: HashMap<Arc<str>, QueueingRules>,
@@ -113,29 +113,29 @@ pub struct SchedulingQueue {
     max_backoff: SignedDuration,
     pods: HashMap<Arc<str>, Entry>,
     active: BinaryHeap<ActiveEntry>,
-    /// By the second they are done.
+    /// By the second in which the backoff ends.
     backoff: BTreeSet<(Timestamp, u64, Arc<str>)>,
-    /// The same for pods that failed by an error, which must wait in any case.
+    /// Pods that failed with an error. They are never popped before their backoff ends.
     error_backoff: BTreeSet<(Timestamp, u64, Arc<str>)>,
     unschedulable: BTreeSet<Arc<str>>,
-    /// How many of those a gate keeps out.
+    /// How many of the unschedulable pods are gated.
     gated: usize,
     last_sequence: u64,
     pub nominator: Nominator,
     pub counters: QueueCounters,
     pub metrics: Arc<Metrics>,
-    /// How many hints plugins gave; one of ten is timed.
+    /// Number of queueing hint calls; one of ten is timed.
     hint_calls: Cell<u64>,
 }
 
-/// What is counted of a queue.
+/// Counters for metrics.
 #[derive(Clone, Default)]
 pub struct QueueCounters {
-    /// How often pods came to a place, by that and by why they did.
+    /// Pods added, by queue and event.
     pub incoming: BTreeMap<(&'static str, &'static str), u64>,
-    /// How many waiting pods each plugin has turned away, by that and by scheduler.
+    /// Pods in the queue, by plugin that rejected them and by scheduler name.
     pub rejected: BTreeMap<(&'static str, Arc<str>), usize>,
-    /// Why pods are moved just now.
+    /// Label of the event that currently moves pods.
     pub event: &'static str,
 }
 
@@ -157,7 +157,7 @@ impl QueueCounters {
     }
 }
 
-/// What a change means for a pod.
+/// How to requeue a pod after an event.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum QueueingStrategy {
     Skip,
@@ -166,7 +166,7 @@ enum QueueingStrategy {
 }
 
 impl SchedulingQueue {
-    /// An empty queue for these profiles, which must agree on how to sort.
+    /// Creates an empty queue. All profiles must use the same QueueSort plugin.
     pub fn new(profiles: &[Profile], initial: Duration, max: Duration) -> SchedulingQueue {
         let rules = profiles.iter().map(|profile| {
             let rules =
@@ -193,7 +193,7 @@ impl SchedulingQueue {
         }
     }
 
-    /// A pod without a node came.
+    /// Adds a new pod without a node.
     pub fn add(&mut self, info: Arc<PodInfo>, object: Arc<core::Pod>, state: &State, now: Timestamp) {
         let pod = QueuedPod::new(info, object, now);
         self.nominator.add(&pod.info, None);
@@ -201,7 +201,7 @@ impl SchedulingQueue {
         self.activate(pod, state, now);
     }
 
-    /// A pod without a node changed. One that is being tried is not in the queue and left alone.
+    /// Updates a pod without a node. A pod in its scheduling cycle is not in the queue and not changed.
     pub fn update(&mut self, info: Arc<PodInfo>, object: Arc<core::Pod>, state: &State, now: Timestamp) {
         let Some(entry) = self.pods.get(&info.uid) else { return };
         let position = entry.position;
@@ -221,30 +221,30 @@ impl SchedulingQueue {
         }
     }
 
-    /// A pod went, or was bound.
+    /// Removes a pod that was deleted or bound.
     pub fn remove(&mut self, uid: &str) {
         self.nominator.remove(uid);
         self.remove_entry(uid);
     }
 
-    /// Whether a pod is in the queue, and where.
+    /// Returns the sub-queue that contains the pod; `None` if it is not queued.
     pub fn position(&self, uid: &str) -> Option<QueuePosition> {
         self.pods.get(uid).map(|entry| entry.position)
     }
 
-    /// A pod in the queue.
+    /// Returns a queued pod.
     pub fn get(&self, uid: &str) -> Option<&Arc<QueuedPod>> {
         self.pods.get(uid).map(|entry| &entry.pod)
     }
 
-    /// How many pods are active, in backoff, unschedulable and gated.
+    /// Returns the number of active, backoff, unschedulable and gated pods.
     pub fn pending_pods(&self) -> [usize; 4] {
         let waiting = self.backoff.len() + self.error_backoff.len();
         let active = self.pods.len() - waiting - self.unschedulable.len();
         [active, waiting, self.unschedulable.len() - self.gated, self.gated]
     }
 
-    /// The next pod to be tried. If none is active, one that is in backoff.
+    /// Pops the next pod. If none is active, takes one from backoff (upstream's `SchedulerPopFromBackoffQ`).
     pub fn pop(&mut self) -> Option<QueuedPod> {
         while let Some(next) = self.active.pop() {
             let current = self.pods.get(&next.pod.info.uid);
@@ -265,7 +265,8 @@ impl SchedulingQueue {
         Some(pod)
     }
 
-    /// No node was found for a pod, or something went wrong if nobody turned it away.
+    /// Returns a pod to the queue after a failed attempt. Without rejecting plugins the attempt failed with
+    /// an error.
     pub fn add_unschedulable(&mut self, mut pod: QueuedPod, state: &State, now: Timestamp) {
         if pod.rejected_by.is_empty() && pod.pending_on.is_empty() {
             pod.errors += 1;
@@ -287,7 +288,7 @@ impl SchedulingQueue {
         );
     }
 
-    /// Something changed: pods it may help are tried again.
+    /// Requeues the unschedulable pods that the event may help.
     pub fn move_all_to_active_or_backoff(
         &mut self,
         change: &ClusterEvent<'_>,
@@ -297,7 +298,7 @@ impl SchedulingQueue {
         self.move_all_to_active_or_backoff_except(change, state, now, "");
     }
 
-    /// The same, without one pod.
+    /// Like `move_all_to_active_or_backoff`, except for one pod.
     pub fn move_all_to_active_or_backoff_except(
         &mut self,
         change: &ClusterEvent<'_>,
@@ -320,7 +321,7 @@ impl SchedulingQueue {
         }
     }
 
-    /// Tries a pod again at once, wherever it waits.
+    /// Makes a pod active immediately, unless it is gated.
     pub fn activate_by_uid(&mut self, uid: &str, state: &State, now: Timestamp) {
         self.counters.event = "ForceActivate";
         if let Some(pod) = self.remove_entry(uid) {
@@ -328,7 +329,7 @@ impl SchedulingQueue {
         }
     }
 
-    /// Moves pods whose time has come. To be called again at [`Queue::next_deadline`].
+    /// Moves pods whose backoff or time limit has ended. Call it again at [`SchedulingQueue::next_deadline`].
     pub fn flush(&mut self, state: &State, now: Timestamp) {
         self.counters.event = "BackoffComplete";
         for errors in [false, true] {
@@ -337,7 +338,7 @@ impl SchedulingQueue {
                     break;
                 }
                 match self.remove_entry(&uid) {
-                    // The gates were asked when it went to backoff.
+                    // PreEnqueue plugins ran when the pod was moved to backoff.
                     Some(pod) => self.move_to_active(pod, now),
                     None => break,
                 }
@@ -359,7 +360,7 @@ impl SchedulingQueue {
         }
     }
 
-    /// When [`Queue::tick`] has something to do next.
+    /// When [`SchedulingQueue::flush`] must be called next.
     pub fn next_deadline(&self) -> Option<Timestamp> {
         let second = SignedDuration::from_secs(1);
         let backoff_times = [&self.backoff, &self.error_backoff].into_iter().filter_map(|set| set.first());
@@ -377,7 +378,7 @@ impl SchedulingQueue {
         let entry = self.pods.remove(uid)?;
         self.counters.count_rejected(&entry.pod, |waiting| waiting.saturating_sub(1));
         match entry.position {
-            // Its ticket in the heap is out of date now.
+            // Its heap entry is stale now; `pop` skips it.
             QueuePosition::Active => {}
             QueuePosition::Backoff => {
                 let until = entry.pod.backoff_until.unwrap_or_default();
@@ -424,7 +425,7 @@ impl SchedulingQueue {
         self.insert(pod, QueuePosition::Active);
     }
 
-    /// To the active pods, unless a gate is closed.
+    /// Makes a pod active, unless it is gated.
     fn activate(&mut self, mut pod: QueuedPod, state: &State, now: Timestamp) {
         if self.is_gated(&mut pod, state) {
             self.insert(pod, QueuePosition::Unschedulable);
@@ -460,7 +461,7 @@ impl SchedulingQueue {
         self.activate(pod, state, now);
     }
 
-    /// When the pod has waited long enough; doubles with every failure.
+    /// When the pod's backoff ends; doubles with each failure.
     fn backoff_until(&self, pod: &mut QueuedPod) -> Option<Timestamp> {
         let count = if pod.errors > 0 { pod.errors } else { pod.unschedulable_count };
         let shift = count.checked_sub(1)?.min(30);
@@ -510,7 +511,7 @@ impl SchedulingQueue {
 }
 
 impl QueuedPod {
-    /// A pod that was never tried.
+    /// A pod before its first attempt.
     pub fn new(info: Arc<PodInfo>, object: Arc<core::Pod>, now: Timestamp) -> QueuedPod {
         QueuedPod {
             info,
@@ -535,7 +536,8 @@ impl QueuedPod {
     }
 }
 
-/// Pods whose backoff ends in the same second are tried by priority.
+/// Rounds down to the second, as upstream's `backoffQOrderingWindowDuration`: pods whose backoff ends in the
+/// same second are ordered by priority.
 fn whole_second(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }

@@ -1,6 +1,6 @@
-//! The scheduler with its hands: listens, lets the engine decide, and acts.
+//! Runs the scheduler: feeds informer events to the engine and executes its actions.
 //!
-//! One task decides; bindings, status patches and removals run beside it.
+//! Scheduling cycles run in one task; binding cycles, status patches and preemptions run concurrently.
 
 mod api;
 mod event_handlers;
@@ -22,14 +22,14 @@ use crate::framework::registry::{IN_TREE_PLUGINS, RegistryEntry};
 use crate::metrics::Metrics;
 use crate::object_waiter::ObjectWaiter;
 
-/// How many calls to the API run at once.
+/// How many API tasks run concurrently.
 const MAX_CONCURRENT_TASKS: usize = 256;
-/// How often, at most, it is looked whose time has come.
+/// Minimum interval between flushes of the queue.
 const TICK_INTERVAL: SignedDuration = SignedDuration::from_millis(250);
-/// Pods tried before other tasks get a turn.
+/// Number of scheduling cycles after which the task yields.
 const ATTEMPTS_PER_YIELD: usize = 32;
 
-/// What everyone who acts has at hand.
+/// Executes actions. Cloned into each task.
 #[derive(Clone)]
 struct Executor {
     ctx: Ctx,
@@ -40,7 +40,7 @@ struct Executor {
     events: mpsc::UnboundedSender<Event>,
 }
 
-/// Schedules pods until told to stop. `own` are plugins beside upstream's.
+/// Schedules pods until shutdown. `own` are out-of-tree plugins.
 pub async fn run(ctx: Ctx, config: Config, own: &[RegistryEntry]) -> Result<(), ConfigError> {
     let rows: Vec<RegistryEntry> = IN_TREE_PLUGINS.iter().chain(own).copied().collect();
     let extenders = Arc::new(HttpExtenders::new(&config.extenders)?);

@@ -1,8 +1,8 @@
-//! What the scheduler knows: nodes, the pods on them, and objects the plugins ask about.
+//! The scheduler's cache of the cluster: nodes, the pods on them, and objects that plugins read.
 //!
-//! One copy, changed by events and by the scheduler's own decisions between two cycles, never during one. A
-//! pod the scheduler has placed is *assumed* to be there until the event of its binding says so, or the
-//! binding fails and it is forgotten.
+//! There is one copy. Events and decisions change it between scheduling cycles, never during one, so it also
+//! serves as upstream's snapshot. A pod with a selected node is *assumed* on it until the binding's update
+//! event arrives, or until the binding fails and the pod is forgotten.
 
 pub mod node;
 pub mod objects;
@@ -28,7 +28,7 @@ pub use reconcile::labels::{Labels, StringPool};
 use order::NodeOrder;
 use topology::{AffinityTermCounts, PerNodeCounts, PodMatcher, Topology, TopologyCache};
 
-/// Everything the scheduler knows.
+/// The cache and the snapshot in one.
 #[derive(Default)]
 pub struct State {
     pub strings: StringPool,
@@ -38,13 +38,13 @@ pub struct State {
     free: Vec<NodeId>,
     by_name: HashMap<Arc<str>, NodeId>,
     order: NodeOrder,
-    /// Pods on nodes, by UID.
+    /// Assigned and assumed pods, by UID.
     pod_states: HashMap<Arc<str>, PodState>,
-    /// How many of those are assumed.
+    /// How many of them are assumed.
     assumed: usize,
-    /// On how many nodes each image is.
+    /// Number of nodes with each image.
     images: HashMap<Arc<str>, u32>,
-    /// How many pods use each claim, by `namespace/name`.
+    /// Number of pods that use each claim, by `namespace/name`.
     claims: HashMap<Arc<str>, u32>,
     terms: AffinityTermCounts,
     topology_cache: Mutex<TopologyCache>,
@@ -58,65 +58,65 @@ struct PodState {
 
 #[derive(Clone, Copy)]
 enum Assumed {
-    /// The binding has not been answered.
+    /// The binding has not finished.
     Binding,
-    /// The binding was answered; its event must come before this.
+    /// The binding succeeded; the assumed pod expires unless its update event arrives before this time.
     Bound(Timestamp),
 }
 
 impl State {
-    /// The nodes in the order they are looked at. Call [`State::refresh`] after changes.
+    /// The nodes in the order in which they are filtered. Call [`State::refresh`] after changes.
     pub fn order(&self) -> &[NodeId] {
         self.order.list()
     }
 
-    /// Brings the order of nodes up to date; to be called between cycles.
+    /// Updates the node order. Call it between scheduling cycles.
     pub fn refresh(&mut self) {
         self.order.refresh();
     }
 
-    /// A node by its place. The place must be of a node that is there.
+    /// Returns a node by its ID, which must be in use.
     pub fn node(&self, id: NodeId) -> &NodeInfo {
-        self.nodes[id as usize].as_ref().expect("a node's place is given up only when the node is gone")
+        self.nodes[id as usize].as_ref().expect("a node ID is valid until the node is removed")
     }
 
-    /// A node with an object, by name.
+    /// Returns a node by its name, if its object exists.
     pub fn node_by_name(&self, name: &str) -> Option<&NodeInfo> {
         let id = self.by_name.get(name)?;
         self.nodes[*id as usize].as_ref().filter(|node| node.object.is_some())
     }
 
-    /// How many pods are on nodes.
+    /// Number of assigned and assumed pods.
     pub fn pod_count(&self) -> usize {
         self.pod_states.len()
     }
 
-    /// How many of those are not known to be there yet.
+    /// Number of assumed pods.
     pub fn assumed_count(&self) -> usize {
         self.assumed
     }
 
-    /// All nodes that have an object.
+    /// All nodes whose object exists.
     pub fn nodes(&self) -> impl Iterator<Item = &NodeInfo> {
         self.nodes.iter().flatten().filter(|node| node.object.is_some())
     }
 
-    /// On how many nodes an image is.
+    /// Number of nodes with an image.
     pub fn nodes_with_image(&self, image: &str) -> u32 {
         self.images.get(image).copied().unwrap_or_default()
     }
 
-    /// How many pods on nodes use a claim.
+    /// Number of assigned and assumed pods that use a claim.
     pub fn users_of_claim(&self, namespace: &str, name: &str) -> u32 {
         self.claims.get(&*objects::key(namespace, name)).copied().unwrap_or_default()
     }
 
-    /// What pods on nodes say about others.
+    /// The affinity terms of pods on nodes.
     pub fn terms(&self) -> &AffinityTermCounts {
         &self.terms
     }
 
-    /// How many pods a matcher means on each node.
+    /// Counts the pods on each node that match.
     pub fn count(&self, matcher: &PodMatcher) -> PerNodeCounts {
         self.topology_cache.lock().count(matcher, &self.nodes)
     }
@@ -126,14 +126,14 @@ impl State {
         self.topology_cache.lock().topology(key, &self.nodes)
     }
 
-    /// A node came or changed. Gives back what it was before.
+    /// Adds or updates a node. Returns its previous state without pods.
     pub fn set_node(&mut self, object: Arc<core::Node>) -> Option<NodeInfo> {
         let name = self.strings.get_or_insert(object.metadata.name.as_deref().unwrap_or_default());
         let id = self.node_id(&name);
         let node = self.nodes[id as usize].as_mut()?;
         let before = node.object.is_some().then(|| copy_without_pods(node));
         node.set(object, &mut self.strings);
-        let node = &self.nodes[id as usize].as_ref().expect("it was set just now");
+        let node = &self.nodes[id as usize].as_ref().expect("node_id returns an existing entry");
         let topology_cache = self.topology_cache.get_mut();
         match &before {
             None => {
@@ -159,7 +159,7 @@ impl State {
         before
     }
 
-    /// A node went. Pods that name it are kept until they go.
+    /// Removes a node. Its pods stay until their own deletion.
     pub fn remove_node(&mut self, name: &str) -> Option<NodeInfo> {
         let id = *self.by_name.get(name)?;
         let node = self.nodes[id as usize].as_mut().filter(|node| node.object.is_some())?;
@@ -177,7 +177,7 @@ impl State {
         Some(before)
     }
 
-    /// A pod that names a node came or changed. Gives back what it was before.
+    /// Adds or updates a pod with a node name. Returns its previous state.
     pub fn set_pod(&mut self, pod: Arc<PodInfo>) -> Option<Arc<PodInfo>> {
         let before = self.take_pod(&pod.uid);
         if let Some(name) = pod.node_name.clone() {
@@ -186,40 +186,41 @@ impl State {
         before
     }
 
-    /// A pod went. Gives back what it was, if it was on a node.
+    /// Removes a pod. Returns its last state if it was on a node.
     pub fn remove_pod(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
         self.take_pod(uid)
     }
 
-    /// A pod on a node.
+    /// Returns a pod on a node.
     pub fn pod(&self, uid: &str) -> Option<&Arc<PodInfo>> {
         self.pod_states.get(uid).map(|pod_state| &pod_state.pod)
     }
 
-    /// Whether a pod is on a node only by the scheduler's own decision so far.
+    /// Whether a pod is assumed, that is, its binding is not confirmed by an update event.
     pub fn is_assumed(&self, uid: &str) -> bool {
         self.pod_states.get(uid).is_some_and(|pod_state| pod_state.assumed.is_some())
     }
 
-    /// The scheduler has chosen a node for a pod.
+    /// Assumes a pod on the selected node.
     pub fn assume_pod(&mut self, pod: Arc<PodInfo>, node: &Arc<str>) {
         self.take_pod(&pod.uid);
         self.add_pod(pod, node, Some(Assumed::Binding));
     }
 
-    /// The binding of an assumed pod was answered; its event must come before the deadline.
+    /// Records that the binding of an assumed pod succeeded. The pod expires unless its update event arrives
+    /// in time.
     pub fn finish_binding(&mut self, uid: &str, deadline: Timestamp) {
         if let Some(assumed) = self.pod_states.get_mut(uid).and_then(|pod_state| pod_state.assumed.as_mut()) {
             *assumed = Assumed::Bound(deadline);
         }
     }
 
-    /// An assumed pod could not be bound. Says whether it was assumed still.
+    /// Removes an assumed pod whose binding failed. Returns whether it was still assumed.
     pub fn forget_pod(&mut self, uid: &str) -> bool {
         self.is_assumed(uid) && self.take_pod(uid).is_some()
     }
 
-    /// Forgets pods whose binding was answered but never seen. Gives back their UIDs.
+    /// Removes assumed pods whose update event did not arrive in time. Returns their UIDs.
     pub fn remove_expired_assumed_pods(&mut self, now: Timestamp) -> Vec<Arc<str>> {
         let is_expired =
             |pod_state: &PodState| matches!(pod_state.assumed, Some(Assumed::Bound(until)) if until < now);
@@ -237,7 +238,7 @@ impl State {
 
     fn add_pod(&mut self, pod: Arc<PodInfo>, name: &Arc<str>, assumed: Option<Assumed>) {
         let id = self.node_id(name);
-        let node = self.nodes[id as usize].as_mut().expect("the place was given just now");
+        let node = self.nodes[id as usize].as_mut().expect("node_id returns an existing entry");
         if node.object.is_some() {
             self.topology_cache.get_mut().update_pod(id, &pod, 1);
             self.terms.update_pod(id, &pod, 1);
@@ -253,7 +254,7 @@ impl State {
     fn take_pod(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
         let pod_state = self.pod_states.remove(uid)?;
         self.assumed -= usize::from(pod_state.assumed.is_some());
-        let node = self.nodes[pod_state.node as usize].as_mut().expect("a node with pods keeps its place");
+        let node = self.nodes[pod_state.node as usize].as_mut().expect("a node with pods has an entry");
         node.remove(uid);
         if node.object.is_some() {
             self.topology_cache.get_mut().update_pod(pod_state.node, &pod_state.pod, -1);
@@ -272,7 +273,7 @@ impl State {
         Some(pod_state.pod)
     }
 
-    /// The place of a node, given now if it has none.
+    /// Returns the ID of a node and allocates one if necessary.
     fn node_id(&mut self, name: &Arc<str>) -> NodeId {
         if let Some(id) = self.by_name.get(name) {
             return *id;
@@ -296,7 +297,7 @@ impl State {
     }
 }
 
-/// What a node's object said, without its pods.
+/// Copies the fields of a node that come from its object.
 fn copy_without_pods(node: &NodeInfo) -> NodeInfo {
     NodeInfo {
         object: node.object.clone(),
@@ -313,7 +314,7 @@ fn copy_without_pods(node: &NodeInfo) -> NodeInfo {
 fn count_images(counts: &mut HashMap<Arc<str>, u32>, images: &[(Arc<str>, i64)], sign: i32) {
     let mut last: Option<&Arc<str>> = None;
     for (image, _) in images {
-        // A name listed twice on one node is still one node.
+        // The same name may be listed twice on a node; it counts once. Names are sorted.
         if last.replace(image) == Some(image) {
             continue;
         }

@@ -1,8 +1,7 @@
-//! Small clusters written as text, for tests.
+//! Test clusters as text.
 //!
-//! One object a line: `node a cpu=4 zone=z1 taint=k=v:NoSchedule {"spec":{...}}` or
-//! `pod p on=a cpu=1 label=app=web {...}`, where the last part is JSON merged into the object. Any other kind
-//! is written as JSON alone.
+//! One object per line: `node a cpu=4 zone=z1 taint=k=v:NoSchedule {"spec":{...}}` or `pod p on=a cpu=1
+//! label=app=web {...}`; the last part is JSON merged into the object. Other kinds are given as JSON only.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -16,14 +15,14 @@ use crate::state::objects::Workload;
 use crate::state::selection::selector;
 use crate::state::{PodInfo, State};
 
-/// A cluster.
+/// A test cluster.
 #[derive(Default)]
 pub struct TestCluster {
     pub state: State,
     pub nominator: Nominator,
 }
 
-/// Reads the objects, one a line.
+/// Parses the objects, one per line.
 pub fn test_cluster(text: &str) -> TestCluster {
     let mut cluster = TestCluster::default();
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -33,18 +32,18 @@ pub fn test_cluster(text: &str) -> TestCluster {
     cluster
 }
 
-/// A pod by its line.
+/// Parses a pod.
 pub fn pod(line: &str) -> core::Pod {
     serde_json::from_value(object(line)).expect("a test's pod is well-formed")
 }
 
-/// A node by its line.
+/// Parses a node.
 pub fn node(line: &str) -> core::Node {
     serde_json::from_value(object(line)).expect("a test's node is well-formed")
 }
 
 impl TestCluster {
-    /// Adds one object.
+    /// Adds an object.
     pub fn add(&mut self, line: &str) {
         let value = object(line);
         let kind = value["kind"].as_str().expect("a test's object has a kind").to_owned();
@@ -88,17 +87,17 @@ impl TestCluster {
             "ResourceClaim" => drop(objects.resource_claims.insert(key, read(value))),
             "DeviceClass" => drop(objects.device_classes.insert(name, read(value))),
             "ResourceSlice" => drop(objects.resource_slices.insert(name, read(value))),
-            other => panic!("tests know no {other}"),
+            other => panic!("unsupported kind in test cluster: {other}"),
         }
     }
 
-    /// The parsed form of a pod.
+    /// Returns the parsed form of a pod.
     pub fn info(&mut self, line: &str) -> (Arc<PodInfo>, core::Pod) {
         let pod = pod(line);
         (Arc::new(PodInfo::new(&pod, &mut self.state.strings)), pod)
     }
 
-    /// What a plugin's filter says about each node, one a line.
+    /// Formats the result of a plugin's filter, one node per line.
     pub fn filter(&mut self, plugin: &Plugin, line: &str) -> String {
         let (info, object) = self.info(line);
         let cycle = Cycle { state: &self.state, pod: &info, object: &object };
@@ -122,7 +121,7 @@ impl TestCluster {
         output
     }
 
-    /// The scores a plugin gives, raw and normalized, one node a line.
+    /// Formats the raw and normalized scores of a plugin, one node per line.
     pub fn score(&mut self, plugin: &Plugin, line: &str) -> String {
         let (info, object) = self.info(line);
         let cycle = Cycle { state: &self.state, pod: &info, object: &object };
@@ -143,7 +142,7 @@ impl TestCluster {
         output
     }
 
-    /// Tries a pod with a profile; the node, or what the post-filters came up with, and the message.
+    /// Schedules a pod; formats the selected node, or the message and the nomination.
     pub fn attempt(&mut self, profile: &crate::framework::Profile, line: &str) -> String {
         use crate::algorithm::{Algorithm, NoExtenders, ScheduleFailure};
         let (info, object) = self.info(line);
@@ -166,7 +165,7 @@ impl TestCluster {
     }
 }
 
-/// A status in a word.
+/// Formats a status.
 pub fn format_status(status: &Status) -> String {
     let reasons = status.message();
     match status.code {
@@ -177,11 +176,12 @@ pub fn format_status(status: &Status) -> String {
     }
 }
 
-/// The default profile.
+/// Returns the default profile.
 pub fn default_profile() -> crate::framework::Profile {
     let config = crate::config::Config::with_defaults();
-    let mut profiles =
-        config.profiles(crate::framework::registry::IN_TREE_PLUGINS).expect("the defaults are sound");
+    let mut profiles = config
+        .profiles(crate::framework::registry::IN_TREE_PLUGINS)
+        .expect("the default configuration is valid");
     profiles.remove(0)
 }
 

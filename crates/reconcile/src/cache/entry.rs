@@ -1,7 +1,8 @@
-//! One object on a shelf: its bytes always, its typed form only as long as somebody looks at it.
+//! One cached object: always its encoded bytes, and its decoded form only while it is in use.
 //!
-//! A typed pod is ten times its bytes, which in the API server's process are shared with it. Most objects of a big
-//! cluster are looked at when they come or change and not again for hours.
+//! A decoded pod takes ten times the memory of its bytes, and in the API server's process the bytes are
+//! shared with the watch cache. In a large cluster most objects are read when they are added or updated and
+//! then not for hours.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -13,28 +14,28 @@ use parking_lot::Mutex;
 use super::indexer::Item;
 use crate::labels::Labels;
 
-/// How many of the last that came stay typed, for those who are about to look at them.
+/// How many of the most recently added objects stay decoded, because controllers are about to read them.
 const MAX_RECENT_DECODED: usize = 1024;
-/// How many sweeps an object stays typed after it was last found.
+/// How many garbage collection rounds an object stays decoded after its last use by a list or index lookup.
 const IDLE_GC_ROUNDS: u32 = 2;
-/// [`Entry::found`] of one that nobody has found since it came.
+/// Value of `last_used` for an object that no list or index lookup has returned since it was decoded.
 const NEVER_USED: u32 = 0;
 
 pub(crate) struct Entry {
     raw: RawObject,
     pub keys: EntryKeys,
     decoded: Mutex<Option<Item>>,
-    /// The sweep before which it was last found among others.
+    /// The garbage collection round of its last use by a list or index lookup.
     last_used: AtomicU32,
 }
 
-/// Where an object is found besides its name.
+/// The keys by which an object is found, besides its name.
 pub(crate) struct EntryKeys {
     pub uid: Box<str>,
     pub labels: Labels,
-    /// The uid of the controlling owner.
+    /// UID of the controlling owner.
     pub owner: Option<Arc<str>>,
-    /// Each index that finds it, by number, and the value it is found under.
+    /// Number of each index that contains the object, with the object's value in it.
     pub values: Box<[(u8, Arc<str>)]>,
 }
 
@@ -44,10 +45,10 @@ impl Entry {
     }
 }
 
-/// Which of a shelf's objects are typed.
+/// Tracks which objects are decoded and drops the decoded form of those that are not in use.
 pub(crate) struct DecodedCache {
     decode: fn(&RawObject) -> Option<Item>,
-    /// Counts from 1.
+    /// The current round. Starts at 1: 0 is [`NEVER_USED`].
     gc_round: AtomicU32,
     recent: Mutex<VecDeque<Weak<Entry>>>,
     used: Mutex<Vec<Weak<Entry>>>,
@@ -58,7 +59,8 @@ impl DecodedCache {
         DecodedCache { decode, gc_round: AtomicU32::new(1), recent: Mutex::default(), used: Mutex::default() }
     }
 
-    /// One more has come, or was looked at by its name, and is typed.
+    /// Registers an object that was just decoded, on arrival or by a get. Drops the decoded form of the
+    /// oldest one if there are more than [`MAX_RECENT_DECODED`] and no list has used it.
     pub fn add_recent(&self, entry: &Arc<Entry>) {
         let mut recent = self.recent.lock();
         recent.push_back(Arc::downgrade(entry));
@@ -71,7 +73,7 @@ impl DecodedCache {
         }
     }
 
-    /// The typed form of one that was asked for by name.
+    /// Returns the decoded form for a get by name.
     pub fn item(&self, entry: &Arc<Entry>) -> Item {
         let mut decoded = entry.decoded.lock();
         if let Some(item) = &*decoded {
@@ -84,8 +86,8 @@ impl DecodedCache {
         item
     }
 
-    /// The typed form of one that was found among others. Who looks through many looks again, so it stays typed
-    /// until nobody has for a while.
+    /// Returns the decoded form for a list or index lookup. Controllers that list do so repeatedly, so the
+    /// object stays decoded for [`IDLE_GC_ROUNDS`] rounds.
     pub fn item_in_use(&self, entry: &Arc<Entry>) -> Item {
         let round = self.gc_round.load(Ordering::Relaxed);
         if entry.last_used.swap(round, Ordering::Relaxed) == NEVER_USED {
@@ -94,13 +96,14 @@ impl DecodedCache {
         entry.decoded.lock().get_or_insert_with(|| entry.decode(self.decode)).clone()
     }
 
-    /// The form it had before it was replaced; not kept.
+    /// Takes the decoded form of an object that was replaced or removed, to pass it to listeners.
     pub fn take_item(&self, entry: &Entry) -> Item {
         let decoded = entry.decoded.lock().take();
         decoded.unwrap_or_else(|| entry.decode(self.decode))
     }
 
-    /// Lets go of what nobody has looked at lately. Answers whether anything is left for a later sweep.
+    /// Drops the decoded form of objects that were not used recently. Returns whether any are left for a
+    /// later round.
     pub fn collect_garbage(&self) -> bool {
         let now = self.gc_round.fetch_add(1, Ordering::Relaxed) + 1;
         let recent = std::mem::take(&mut *self.recent.lock());
@@ -126,11 +129,11 @@ impl DecodedCache {
 
 impl Entry {
     fn drop_decoded(&self) {
-        // Freed outside the lock.
+        // The item is dropped after the lock is released.
         let _item = self.decoded.lock().take();
     }
 
     fn decode(&self, decode: fn(&RawObject) -> Option<Item>) -> Item {
-        decode(&self.raw).expect("the same bytes were decoded when they came")
+        decode(&self.raw).expect("the same bytes were decoded when the object was added")
     }
 }

@@ -1,4 +1,5 @@
-//! What caches of all kinds have in common, without their types: there are sixty kinds, and one such machine will do.
+//! Untyped part of [`super::Cache`], like client-go's `Indexer`: storage, indexes, listeners and the watch.
+//! It is not generic, because sixty kinds would mean sixty copies of this code.
 
 use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -14,44 +15,45 @@ use tokio::sync::{Notify, watch};
 use super::entry::{DecodedCache, Entry, EntryKeys};
 use crate::labels::{Labels, StringPool};
 
-/// How long a writer waits for its own write to show up before it gives up and tries again later.
+/// How long a writer waits for its own write to appear in the cache before it returns an error and is
+/// retried.
 const CACHE_WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long after news or a look around the objects that are not looked at any more are let go of.
+/// Delay between the use of a cache and the garbage collection of decoded objects.
 const GC_INTERVAL: Duration = Duration::from_secs(5);
 
-/// An object of the shelf's kind.
+/// A decoded object of the indexer's kind.
 pub(crate) type Item = Arc<dyn Any + Send + Sync>;
-/// Hears of an object before and after a change.
+/// Called with an object before and after a change.
 pub(crate) type Listener = Box<dyn Fn(Option<&Item>, Option<&Item>) + Send + Sync>;
-/// Calls back with each value under which an object is found.
+/// Calls back with each index value of an object.
 type ItemIndexFunc = Box<dyn Fn(&Item, &mut dyn FnMut(&str)) + Send + Sync>;
-/// The keys of the objects found under each value.
+/// Keys of the objects with each index value.
 type KeysByValue = HashMap<Arc<str>, BTreeSet<Key>>;
 
-/// What a kind's type knows.
+/// The type-dependent functions of a kind.
 pub(crate) struct ResourceType {
     pub plural: &'static str,
     pub decode: fn(&RawObject) -> Option<Item>,
     pub metadata: fn(&Item) -> &ObjectMeta,
 }
 
-/// The objects of one kind as of some revision.
+/// The objects of one kind, as of some revision.
 pub(crate) struct Indexer {
     kind: ResourceType,
     state: RwLock<State>,
     decoded: DecodedCache,
-    /// Told when there is something to sweep.
+    /// Notified when a garbage collection is due.
     gc_notify: Notify,
-    /// Everything up to this revision is in; 0 until first filled.
+    /// The cache contains every change up to this revision; 0 until the initial list.
     revision: watch::Sender<u64>,
-    /// Held while changes are applied, so that a listener misses none and hears none twice.
+    /// Held while changes are applied, so that a new listener neither misses a change nor sees one twice.
     listeners: Mutex<Vec<Listener>>,
 }
 
 struct State {
     objects: BTreeMap<Key, Arc<Entry>>,
-    /// By the uid of the controlling owner.
+    /// By UID of the controlling owner.
     by_owner: KeysByValue,
     indexes: Vec<Index>,
     strings: StringPool,
@@ -87,13 +89,13 @@ impl Indexer {
         self.decode_entry(entry)
     }
 
-    /// The object of this name and uid.
+    /// Returns the object with this key if it still has this UID.
     pub fn get_exactly(&self, key: &Key, uid: &str) -> Option<Item> {
         let entry = self.state.read().objects.get(key).filter(|entry| &*entry.keys.uid == uid).cloned();
         self.decode_entry(entry)
     }
 
-    /// Decodes it if need be, once nothing is locked any more.
+    /// Decodes the object if necessary. Call it without the state lock held: decoding is slow.
     fn decode_entry(&self, entry: Option<Arc<Entry>>) -> Option<Item> {
         let item = self.decoded.item(&entry?);
         self.gc_notify.notify_one();
@@ -104,13 +106,13 @@ impl Indexer {
         self.state.read().objects.len()
     }
 
-    /// All objects, in the order of their keys.
+    /// Returns all objects, sorted by key.
     pub fn all(&self) -> impl Iterator<Item = Item> {
         let entries = self.state.read().objects.values().cloned().collect();
         self.decode_entries(entries)
     }
 
-    /// The objects of a namespace with wanted labels.
+    /// Returns the objects in a namespace whose labels satisfy `predicate`.
     pub fn in_namespace(
         &self,
         namespace: &str,
@@ -127,14 +129,14 @@ impl Indexer {
         self.decode_entries(state.entries(state.by_owner.get(uid)))
     }
 
-    /// Nothing where there is no such index.
+    /// Empty if there is no such index.
     pub fn indexed(&self, index: &str, value: &str) -> impl Iterator<Item = Item> {
         let state = self.state.read();
         let index = state.indexes.iter().find(|row| row.name == index);
         self.decode_entries(state.entries(index.and_then(|index| index.keys.get(value))))
     }
 
-    /// What may have to be decoded is, once nothing is locked any more.
+    /// Decodes lazily, while the iterator is consumed. The state lock is released by then.
     fn decode_entries(&self, entries: Vec<Arc<Entry>>) -> impl Iterator<Item = Item> + use<'_> {
         self.gc_notify.notify_one();
         entries.into_iter().map(|entry| self.decoded.item_in_use(&entry))
@@ -144,7 +146,7 @@ impl Indexer {
         *self.revision.borrow()
     }
 
-    /// Calls `listener` with every object there is and then with every change, in order.
+    /// Calls `listener` for every object and then for every change, in order.
     pub fn listen(&self, listener: Listener) {
         let mut listeners = self.listeners.lock();
         let entries: Vec<Arc<Entry>> = self.state.read().objects.values().cloned().collect();
@@ -155,17 +157,17 @@ impl Indexer {
         listeners.push(listener);
     }
 
-    /// Waits until the shelf has been filled.
+    /// Waits for the initial list.
     pub async fn wait_for_sync(&self) {
         let _ = self.revision.subscribe().wait_for(|revision| *revision > 0).await;
     }
 
-    /// Waits until everything up to `revision` is in, however long that takes.
+    /// Waits without a timeout until the cache contains every change up to `revision`.
     pub async fn wait_for_revision(&self, revision: u64) {
         let _ = self.revision.subscribe().wait_for(|reached| *reached >= revision).await;
     }
 
-    /// Waits until `condition` holds, looking again after every change.
+    /// Waits until `condition` is true. It is evaluated again after every change.
     pub async fn wait_until(&self, what: &str, condition: &(dyn Fn() -> bool + Sync)) -> Result<(), Error> {
         let mut changes = self.revision.subscribe();
         let wait = async {
@@ -179,7 +181,7 @@ impl Indexer {
         result.map_err(|_| Error::NotCached(format!("{what} of {}", self.kind.plural)))
     }
 
-    /// Follows `feed` for as long as it goes.
+    /// Applies list and watch events until the watch fails.
     pub async fn run_watch(&self, watcher: &mut dyn Watch) -> Result<(), Error> {
         loop {
             match watcher.next().await? {
@@ -191,8 +193,9 @@ impl Indexer {
 
     fn replace(&self, objects: Vec<RawObject>, revision: u64) {
         let listeners = self.listeners.lock();
-        // What is gone goes before anything comes. Only where something is known are all looked at twice, since that
-        // many cannot stay typed.
+        // Deletions come before additions. To find them, the whole list is decoded a first time, and again
+        // below: this many objects cannot stay decoded at once. The first pass is skipped if the cache is
+        // empty.
         let mut removed: BTreeSet<Key> = self.state.read().objects.keys().cloned().collect();
         if !removed.is_empty() {
             for object in objects.iter().filter_map(self.kind.decode) {
@@ -231,7 +234,7 @@ impl Indexer {
     }
 
     fn set_revision(&self, revision: u64) {
-        // Also when the number is the same: whoever waits for a condition looks again.
+        // Notify even if the revision is the same: waiters evaluate their condition again.
         self.gc_notify.notify_one();
         self.revision.send_modify(|reached| *reached = revision.max(*reached).max(1));
     }
@@ -245,7 +248,7 @@ impl Indexer {
     fn notify_put(&self, listeners: &[Listener], before: Option<Item>, after: &Item) {
         let uid = |object: &Item| (self.kind.metadata)(object).uid.clone();
         match before {
-            // Another object of the same name: the end of the first was missed.
+            // Same name but another UID: the watch missed the deletion of the first object.
             Some(before) if uid(&before) != uid(after) => {
                 notify_listeners(listeners, Some(&before), None);
                 notify_listeners(listeners, None, Some(after));
@@ -286,12 +289,12 @@ impl Indexer {
         Some(self.decoded.take_item(&entry))
     }
 
-    /// Answers whether something is left for later.
+    /// Runs one garbage collection round. Returns whether another one is needed.
     pub fn collect_garbage(&self) -> bool {
         self.decoded.collect_garbage()
     }
 
-    /// Lets go of what nobody looks at any more, whenever there may be something.
+    /// Drops the decoded form of unused objects for as long as the cache is in use.
     pub async fn run_garbage_collector(&self) {
         loop {
             self.gc_notify.notified().await;

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::*;
 
-/// A feed that tells what it was given and then ends.
+/// Returns the given events and then fails.
 struct FakeWatch(VecDeque<WatchEvent>);
 
 #[async_trait]
@@ -90,7 +90,7 @@ async fn drops_decoded_objects_that_are_not_used() {
     let (a, b) = (typed(cache.owned_by("o1").pop()), typed(cache.get(&key)));
     assert!(a.upgrade().is_some() && b.upgrade().is_some());
     for _ in 0..5 {
-        assert!(cache.indexer.collect_garbage(), "one is still being looked at");
+        assert!(cache.indexer.collect_garbage(), "one object is still in use");
         assert_eq!(cache.indexed("node", "n1").len(), 1);
         assert!(a.upgrade().is_some() && b.upgrade().is_none());
     }
@@ -109,7 +109,7 @@ async fn limits_number_of_recent_decoded_objects() {
     });
     let objects = (0..1100).map(|i| raw(&format!("p{i}"), &i.to_string(), "o", "n", i + 1)).collect();
     apply_events(&cache, vec![WatchEvent::Replace { objects, revision: 2000 }]).await;
-    assert!(first.lock().as_ref().expect("the first was told").upgrade().is_none());
+    assert!(first.lock().as_ref().expect("the first was notified").upgrade().is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -120,8 +120,8 @@ async fn waiting_for_missing_revision_times_out() {
 }
 
 proptest! {
-    /// After any news the indexes find what a look at every object finds, and a listener has heard of exactly
-    /// what is there.
+    /// After any sequence of events the indexes agree with a scan of all objects, and the listener has seen
+    /// exactly the objects in the cache.
     #[test]
     fn indexes_and_listeners_are_consistent_with_objects(
         steps in prop::collection::vec((0..5u8, 0..3u8, 0..3u8, 0..7u8), 0..60)

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::*;
 use crate::Clock;
 
-/// Leads nowhere: these tests have no objects.
+/// A connection that always fails: these tests use no objects.
 struct UnreachableConnection;
 
 #[async_trait]
@@ -112,7 +112,7 @@ async fn requeues_key_after_requested_delay() {
     assert_eq!(*attempts.lock(), [0, 7, 14, 21]);
 }
 
-/// How often a controller tries within a minute what always fails with this error.
+/// Returns how often a controller reconciles a key within a minute if every attempt fails with this error.
 async fn failing_attempts(error: fn() -> Error) -> usize {
     let (ctx, stop) = ctx();
     let controller = Controller::<Key>::new("test", &ctx);
@@ -170,7 +170,7 @@ async fn waits_for_pending_writes_before_reconcile() {
     assert_eq!(*revisions.lock(), [7]);
 }
 
-/// Tells that a revision is reached, and ends.
+/// Reports a revision and then fails.
 struct RevisionWatch(Option<u64>);
 
 #[async_trait]

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 
 use super::*;
 
-/// A server with one pod, of which its watch tells only once somebody has read it.
+/// A server with one pod. Its watch reports the pod only after a request has read it.
 #[derive(Default)]
 struct LateConnection(Arc<WatchState>);
 

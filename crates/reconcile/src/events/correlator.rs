@@ -1,4 +1,5 @@
-//! What becomes of an event: a new one, a higher count on an old one, or nothing. Pure; notes carry the time.
+//! Event correlation, like client-go's `EventCorrelator`: decides whether an event is created, updates the
+//! count of an existing one, or is dropped. No I/O; records carry the time.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hasher as _};
@@ -7,15 +8,15 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::EventRecord;
 
-/// From this many different messages on, similar events become one.
+/// From this many different messages on, similar events are aggregated (`defaultAggregateMaxEvents`).
 const AGGREGATE_MAX_EVENTS: usize = 10;
-/// Similar events this far apart have nothing to do with each other.
+/// The aggregation window (`defaultAggregateIntervalInSeconds`).
 const AGGREGATE_INTERVAL: SignedDuration = SignedDuration::from_secs(600);
-/// A source may say this much about an object at once,
+/// Burst of events that a source may emit about one object (`defaultSpamBurst`).
 const EVENT_BURST: f64 = 25.0;
-/// and one more every so many seconds.
+/// A source regains one event per object in this time (the inverse of `defaultSpamQPS`).
 const SECONDS_PER_TOKEN: f64 = 300.0;
-/// What is remembered is forgotten when it gets too much, as upstream's caches do.
+/// Each table is cleared when it has this many entries. Upstream uses LRU caches of the same size.
 const MAX_CACHE_ENTRIES: usize = 4_096;
 
 #[derive(Debug, PartialEq)]
@@ -24,7 +25,7 @@ pub enum CorrelateResult {
     Create {
         message: String,
     },
-    /// `named` is when the event was made that is counted up.
+    /// `name_timestamp` is the timestamp in the name of the event to patch.
     Patch {
         name_timestamp: Timestamp,
         message: String,
@@ -33,7 +34,7 @@ pub enum CorrelateResult {
     },
 }
 
-/// Which of the remembered events a note became.
+/// Identifies the event in the log that a record was correlated to.
 pub type EventKey = u64;
 
 #[derive(Default)]
@@ -48,9 +49,10 @@ struct TokenBucket {
     at: Timestamp,
 }
 
-/// Most objects are spoken of once in a way, and there are many, so that the first of the messages takes no room of its own.
+/// Most objects have one message per reason, so the first hash is stored inline and `messages` is not
+/// allocated.
 struct AggregateRecord {
-    /// Hashes of the different messages.
+    /// Hashes of the distinct messages.
     first: u64,
     messages: Vec<u64>,
     at: Timestamp,
@@ -63,7 +65,7 @@ impl AggregateRecord {
 }
 
 struct EventLog {
-    /// Its name follows from that.
+    /// The event's name is derived from it.
     name_timestamp: Timestamp,
     count: i32,
     first: Timestamp,
@@ -84,7 +86,7 @@ impl EventCorrelator {
             return (CorrelateResult::Drop, event_key);
         }
         let result = match self.logs.get_mut(&event_key) {
-            // Events of the newer form are not counted here.
+            // Events in the events.k8s.io form have no count.
             Some(log) if record.action.is_empty() => {
                 log.count += 1;
                 CorrelateResult::Patch {
@@ -99,7 +101,7 @@ impl EventCorrelator {
         (result, event_key)
     }
 
-    /// An event was made for a note of this time.
+    /// Records that an event was created for the record with this timestamp.
     pub fn record_created(&mut self, event_key: EventKey, at: Timestamp) {
         if self.logs.len() >= MAX_CACHE_ENTRIES {
             self.logs.clear();
@@ -147,7 +149,7 @@ impl EventCorrelator {
     }
 }
 
-/// Who speaks about what.
+/// The rate limit key: the source and the object.
 fn source(record: &EventRecord) -> impl std::hash::Hash + '_ {
     let regarding = &record.regarding;
     (

@@ -1,4 +1,4 @@
-//! Why no node would do, and how that is said.
+//! Why no node fits, and the text of the resulting `FailedScheduling` event.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -7,19 +7,19 @@ use std::fmt;
 use crate::framework::{Code, Status};
 use crate::state::NodeId;
 
-/// What was found out about the nodes.
+/// The statuses of the nodes that were rejected (upstream's `framework.Diagnosis`).
 #[derive(Clone, Debug)]
 pub struct Diagnosis {
     pub nodes: Vec<(NodeId, Status)>,
-    /// Of the nodes not listed.
+    /// Status of the nodes not in `nodes`.
     pub absent_nodes_status: Status,
     pub rejected_by: BTreeSet<&'static str>,
     pub pending_on: BTreeSet<&'static str>,
-    /// What a pre-filter said, which ended the search.
+    /// Message of the PreFilter plugin that rejected the pod for all nodes.
     pub pre_filter_message: String,
-    /// What the post-filters said.
+    /// Messages of the PostFilter plugins.
     pub post_filter_message: String,
-    /// Who was blamed last.
+    /// The plugin that was recorded last.
     last_plugin: &'static str,
 }
 
@@ -42,18 +42,18 @@ impl Default for Diagnosis {
 }
 
 impl Diagnosis {
-    /// What is said of some nodes, and of all others.
+    /// Creates a diagnosis from node statuses and the status of all other nodes.
     pub fn new(nodes: Vec<(NodeId, Status)>, absent_nodes_status: Status) -> Diagnosis {
         Diagnosis { nodes, absent_nodes_status, ..Diagnosis::default() }
     }
 
-    /// A node will not do.
+    /// Records that a node is rejected.
     pub fn add(&mut self, node: NodeId, status: Status) {
         self.add_plugin_status(&status);
         self.nodes.push((node, status));
     }
 
-    /// No node will do.
+    /// Records that a PreFilter plugin rejects the pod for all nodes.
     pub fn reject_all(&mut self, status: Status) {
         self.add_plugin_status(&status);
         self.pre_filter_message = status.message();
@@ -61,7 +61,7 @@ impl Diagnosis {
     }
 
     fn add_plugin_status(&mut self, status: &Status) {
-        // Of thousands of nodes most are turned away by the same plugin.
+        // Usually the same plugin rejects thousands of nodes: skip the set lookup if it was recorded last.
         if status.plugin.is_empty() || (self.last_plugin == status.plugin && status.code != Code::Pending) {
             return;
         }
@@ -74,16 +74,16 @@ impl Diagnosis {
         }
     }
 
-    /// What is said of a node.
+    /// Returns the status of a node.
     pub fn status_of(&self, node: NodeId) -> &Status {
         self.nodes.iter().find(|(id, _)| *id == node).map_or(&self.absent_nodes_status, |(_, status)| status)
     }
 }
 
-/// No node will do; prints as upstream says it.
+/// No node fits. Formats the same message as upstream's `framework.FitError`.
 #[derive(Clone, Debug)]
 pub struct FitError {
-    /// How many nodes there are.
+    /// The number of nodes in the cluster.
     pub nodes: usize,
     pub diagnosis: Diagnosis,
 }

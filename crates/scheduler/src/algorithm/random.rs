@@ -1,29 +1,30 @@
-//! Small random numbers from a seed, so that tests can repeat what they saw.
+//! Seeded pseudo-random numbers, reproducible in tests.
 
-/// A source of random numbers: xorshift64*.
+/// A xorshift64* generator.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The same seed gives the same numbers.
+    /// The same seed yields the same sequence.
     pub fn new(seed: u64) -> Random {
         Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// The next number.
-    pub fn next(&mut self) -> u64 {
+    /// Returns the next number.
+    pub fn next_u64(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// A number below the limit, 0 if the limit is 0.
+    /// Returns a number below `limit`; 0 if `limit` is 0.
     pub fn next_below(&mut self, limit: usize) -> usize {
-        ((u128::from(self.next()) * limit as u128) >> 64) as usize
+        ((u128::from(self.next_u64()) * limit as u128) >> 64) as usize
     }
 
-    /// The place of the highest score; among equals each is as likely.
+    /// Returns the index of the highest score, each of several equal ones with the same probability
+    /// (reservoir sampling, as upstream's `selectHost`).
     pub fn best(&mut self, scores: &[i64]) -> usize {
         let (mut best, mut equals) = (0, 0);
         for (i, score) in scores.iter().enumerate() {

@@ -29,9 +29,9 @@ fn fit_error_counts_reasons_in_order() {
     );
     check(
         "node a\nnode b",
-        "pod p claim=nobody",
+        "pod p claim=missing",
         expect![[r#"
-            0/2 nodes are available: persistentvolumeclaim "nobody" not found. no new claims to deallocate, preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.
+            0/2 nodes are available: persistentvolumeclaim "missing" not found. no new claims to deallocate, preemption: 0/2 nodes are available: 2 Preemption is not helpful for scheduling.
         "#]],
     );
 }
@@ -79,7 +79,7 @@ fn random_choice_between_equal_scores() {
     assert!(counts.iter().enumerate().all(|(i, count)| i == 1 || (1150..1520).contains(count)), "{counts:?}");
 }
 
-/// All nodes get their turn, though each search looks at a part.
+/// All nodes are used although each search considers only some of them.
 #[test]
 fn search_starts_after_last_visited_node() {
     let mut state = State::default();
@@ -94,7 +94,7 @@ fn search_starts_after_last_visited_node() {
         let info = Arc::new(PodInfo::new(&object, &mut state.strings));
         let cycle = Cycle { state: &state, pod: &info, object: &object };
         let found = algorithm.schedule(&profile, &cycle, &NoNominations, &NoExtenders);
-        let Ok(found) = found else { panic!("a node was free") };
+        let Ok(found) = found else { panic!("a node has free resources") };
         *used.entry(found.node.clone()).or_default() += 1;
         state.assume_pod(info, &found.node);
     }
@@ -105,7 +105,7 @@ fn search_starts_after_last_visited_node() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Whatever comes: no node ever holds more than it has, nor pods it should not.
+    /// For any workload: no node holds more than its allocatable resources, or pods that violate constraints.
     #[test]
     fn never_binds_pod_to_node_without_capacity(
         nodes in prop::collection::vec((1..4u8, 1..4u8, 0..3u8, any::<bool>()), 1..6),
@@ -132,7 +132,7 @@ proptest! {
             match algorithm.schedule(&profile, &cycle, &NoNominations, &NoExtenders) {
                 Ok(found) => state.assume_pod(info, &found.node),
                 Err(ScheduleFailure::Unschedulable { .. }) => {}
-                Err(_) => prop_assert!(false, "nothing can go wrong here"),
+                Err(_) => prop_assert!(false, "scheduling must not fail with an internal error"),
             }
         }
         for node in state.nodes() {

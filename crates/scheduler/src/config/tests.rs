@@ -100,8 +100,8 @@ fn rejects_invalid_configuration() {
     check("percentageOfNodesToScore: 101", expect!["percentageOfNodesToScore: not in valid range [0-100]"]);
     check("profiles:\n- schedulerName: a\n- {}\n", expect!["profiles[1].schedulerName: Required value"]);
     check(
-        "profiles:\n- plugins:\n    score:\n      enabled:\n      - name: Nobody\n",
-        expect![[r#"profile "default-scheduler": plugin "Nobody" is not known"#]],
+        "profiles:\n- plugins:\n    score:\n      enabled:\n      - name: Missing\n",
+        expect![[r#"profile "default-scheduler": plugin "Missing" is not known"#]],
     );
     check(
         "profiles:\n- plugins:\n    bind:\n      disabled:\n      - name: '*'\n",

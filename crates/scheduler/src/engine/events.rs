@@ -1,4 +1,5 @@
-//! What can happen, and what it means for pods and nodes.
+//! Events from informers and binding cycles, and their effect on pods and nodes. Counterpart of upstream's
+//! `eventhandlers.go`.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,13 +16,13 @@ use crate::framework::{ClusterEvent, ObjectPair};
 use crate::plugins::dynamic_resources::extended_resources;
 use crate::state::{NodeInfo, PodInfo};
 
-/// An object before and after.
+/// An object before and after a change.
 pub struct Delta<T> {
     pub before: Option<Arc<T>>,
     pub after: Option<Arc<T>>,
 }
 
-/// Something happened.
+/// An informer event or the result of an action.
 pub enum Event {
     Pod(Delta<core::Pod>),
     Node(Delta<core::Node>),
@@ -41,25 +42,25 @@ pub enum Event {
     ResourceClaim(Delta<resource::ResourceClaim>),
     DeviceClass(Delta<resource::DeviceClass>),
     ResourceSlice(Delta<resource::ResourceSlice>),
-    /// A binding was answered.
+    /// The binding succeeded.
     Bound(Box<Binding>),
-    /// A pod did not get its node. With the pod as it is now, if it still waits for one.
+    /// The binding cycle failed. `current` is the pod as it is now, if it still has no node.
     Unbound {
         binding: Box<Binding>,
         failure: BindFailure,
         current: Option<Arc<core::Pod>>,
     },
-    /// A pod that wanted others gone could not have its way.
+    /// The victims of the pod with this UID could not be deleted.
     PreemptionFailed(Arc<str>),
 }
 
 impl Engine {
-    /// Takes note of what happened.
+    /// Applies an event to the cache and the queue.
     pub fn handle(&mut self, event: Event, now: Timestamp) {
         let started = Instant::now();
         self.queue.counters.event = "";
         self.dispatch_event(event, now);
-        // Pods may be waiting for it, so it has a name.
+        // Only events that can requeue pods have a label; the others are not measured.
         let cause = self.queue.counters.event;
         if !cause.is_empty() {
             self.metrics.observe_event_handling(cause, started.elapsed());
@@ -92,7 +93,7 @@ impl Engine {
         if info.node_name.is_some() {
             self.queue.remove(&info.uid);
             let old = self.state.set_pod(info.clone());
-            // One that is seen on its node for the first time is new, even if it was assumed there.
+            // A pod that is seen on its node for the first time is an addition, even if it was assumed there.
             let had_node = |pod: &core::Pod| pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
             let old = old.filter(|_| delta.before.as_deref().is_some_and(had_node));
             let change = ClusterEvent::Pod(ObjectPair { old: old.as_deref(), new: Some(&info) });
@@ -109,7 +110,7 @@ impl Engine {
     fn delete_pod(&mut self, uid: &str, now: Timestamp) {
         self.queue.remove(uid);
         if let Some(old) = self.state.remove_pod(uid) {
-            // A claim that was made for it and went with it may never have been seen.
+            // The pod's claim for extended resources may have been created and deleted without an event.
             let claim = extended_resources::special_claim_key(&old.namespace, uid);
             self.state.objects.resource_claims.remove(&claim);
             self.queue.move_all_to_active_or_backoff(
@@ -157,7 +158,7 @@ impl Engine {
         let was_assumed = self.state.is_assumed(&info.uid);
         self.unreserve_and_forget(&profile, &info, &node);
         if was_assumed {
-            // What it took is free again for others.
+            // Its resources are free again. The pod itself is requeued by `handle_bind_failure`.
             let change = ClusterEvent::Pod(ObjectPair { old: Some(&info), new: None });
             self.queue.move_all_to_active_or_backoff_except(&change, &self.state, now, &info.uid);
         }
@@ -173,7 +174,7 @@ fn is_finished(pod: &core::Pod) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// Whether a change of a node, such as a heartbeat, can matter to nobody.
+/// Whether a node update, such as a heartbeat, changes nothing that scheduling depends on.
 fn is_unchanged(old: &NodeInfo, new: &NodeInfo) -> bool {
     old.labels == new.labels
         && old.taints == new.taints

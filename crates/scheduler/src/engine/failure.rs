@@ -1,4 +1,4 @@
-//! What happens to a pod for which no node was found.
+//! Handling of pods that could not be scheduled. Counterpart of upstream's `handleSchedulingFailure`.
 
 use std::sync::Arc;
 
@@ -12,14 +12,14 @@ use crate::framework::{Nominations as _, Profile};
 use crate::queue::QueuedPod;
 use crate::state::PodInfo;
 
-/// Longer messages do not fit an event.
+/// Upper limit of an event's message in the API.
 const MAX_EVENT_MESSAGE_BYTES: usize = 1024;
 
-/// A node with the pods that must leave it.
+/// The nominated node and the victims on it.
 type Nomination = (Arc<str>, Vec<Arc<PodInfo>>);
 
 impl Engine {
-    /// No node will do.
+    /// No node fits the pod.
     pub(super) fn handle_unschedulable(
         &mut self,
         profile: &Arc<Profile>,
@@ -42,7 +42,7 @@ impl Engine {
         );
     }
 
-    /// Something went wrong, or there is no node at all.
+    /// The attempt failed with an error, or the cluster has no nodes.
     pub(super) fn handle_error(
         &mut self,
         profile: &Arc<Profile>,
@@ -100,7 +100,8 @@ impl Engine {
     }
 }
 
-/// The condition and the promised node, as a strategic merge patch; `None` if the pod has them already.
+/// Returns the strategic merge patch for the condition and `nominatedNodeName`; `None` if the pod has both
+/// already.
 fn status_patch(
     pod: &QueuedPod,
     reason: &str,
@@ -118,7 +119,7 @@ fn status_patch(
             && known.observed_generation == generation
     });
     if !is_current {
-        // The time stays while the answer stays.
+        // The transition time changes only with the condition's status.
         let since = known
             .filter(|known| known.status == "False")
             .and_then(|known| known.last_transition_time.clone());

@@ -1,4 +1,4 @@
-//! Events about objects that are neither pods nor nodes.
+//! Events about objects other than pods and nodes.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::plugins::dynamic_resources::extended_resources;
 use crate::state::objects::{ByKey, Workload};
 use crate::state::selection::{selector, selector_of_set};
 
-/// The key of an object with or without a namespace.
+/// Key of an object: `namespace/name`, or `name` if it is cluster-scoped.
 fn key_of<T: Metadata<Ty = ObjectMeta>>(delta: &Delta<T>) -> Option<String> {
     let meta = delta.after.as_ref().or(delta.before.as_ref())?.metadata();
     let name = meta.name.as_deref()?;
@@ -22,7 +22,7 @@ fn key_of<T: Metadata<Ty = ObjectMeta>>(delta: &Delta<T>) -> Option<String> {
     })
 }
 
-/// Puts the object in its table and gives back what was there.
+/// Applies a change to a table and returns the previous object.
 fn apply_delta<T: Metadata<Ty = ObjectMeta>>(table: &mut ByKey<T>, delta: &Delta<T>) -> Option<Arc<T>> {
     let key = key_of(delta)?;
     match &delta.after {
@@ -51,7 +51,8 @@ impl Engine {
             Event::Capacity(delta) => table!(delta, capacities, Capacity),
             Event::Attachment(delta) => table!(delta, attachments, Attachment),
             Event::ResourceClaim(delta) => {
-                // What it was known by before it was made is the same claim.
+                // Remove the entry that the claim was assumed under before it had a name: it is the same
+                // claim.
                 if let Some(before) =
                     delta.after.as_deref().and_then(extended_resources::special_claim_key_of)
                 {

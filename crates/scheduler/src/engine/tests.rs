@@ -15,7 +15,7 @@ use crate::testing::{node, pod};
 struct TestScheduler {
     engine: Engine,
     now: Timestamp,
-    /// Bindings that were not answered yet.
+    /// Bindings without a result so far.
     bindings: Vec<Binding>,
     log: String,
 }
@@ -47,7 +47,7 @@ impl TestScheduler {
         self.engine.tick(self.now);
     }
 
-    /// Tries all pods that can be tried and writes down what comes of it.
+    /// Schedules all ready pods and logs the resulting actions.
     fn schedule_all(&mut self) {
         while self.engine.schedule_one(self.now) {}
         for action in self.engine.actions() {
@@ -104,7 +104,7 @@ fn binds_pod_once() {
     scheduler.node("node a");
     scheduler.pod(None, Some("pod p cpu=1"));
     scheduler.check(expect!["bind p to a\n"]);
-    // Updates on the way change nothing.
+    // Updates during the binding cycle do not start another one.
     scheduler.pod(Some("pod p cpu=1"), Some("pod p cpu=1 label=x=y"));
     scheduler.check(expect![""]);
     scheduler.finish_binding(None);
@@ -126,7 +126,7 @@ fn assumed_pod_uses_node_resources() {
         FailedScheduling 0/1 nodes are available: 1 Insufficient cpu. no new claims to deallocate, preemption: 0/1 nodes are available: 1 No preemption victims found for incoming pod.
         patch q "Unschedulable" nominated null
     "#]]);
-    // The binding fails: the room is free again, and the other pod gets its chance.
+    // The binding fails: its resources are free and the other pod is scheduled.
     scheduler.finish_binding(Some("conflict"));
     scheduler.check(expect![[r#"
         FailedScheduling conflict
@@ -148,7 +148,7 @@ fn retries_failed_binding_after_backoff() {
     "#]]);
     scheduler.advance(2);
     scheduler.check(expect!["bind p to a\n"]);
-    // Answered well, but the event never comes: after a quarter of an hour the room is free.
+    // The binding succeeds but no update event arrives: the assumed pod expires after 15 minutes.
     scheduler.finish_binding(None);
     scheduler.check(expect!["Scheduled Successfully assigned default/p to a\n"]);
     scheduler.advance(15 * 60 + 1);
@@ -166,7 +166,7 @@ fn nominated_node_is_reserved_after_preemption() {
         patch high "Unschedulable" nominated "a"
         remove low from a
     "#]]);
-    // A pod of lower priority may not take the room.
+    // A pod of lower priority may not use the resources reserved by the nomination.
     scheduler.pod(None, Some("pod middle cpu=1 priority=5"));
     scheduler.pod(Some("pod low on=a cpu=1"), None);
     scheduler.advance(2);
@@ -235,7 +235,7 @@ fn gates_pod_until_resource_claims_exist() {
     scheduler.pod(None, Some(&early));
     scheduler.check(expect![""]);
     assert_eq!(gated(&scheduler), 1);
-    // Its name is not enough, nor is one of its claims, nor that of somebody else.
+    // A claim's name alone is not enough, nor one of two claims, nor a claim that another pod owns.
     scheduler.pod(Some(&early), Some(&named));
     change(&mut scheduler, None, Some(claim("shared", "x")));
     change(&mut scheduler, None, Some(claim("made", "another")));

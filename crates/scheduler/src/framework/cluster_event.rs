@@ -1,4 +1,5 @@
-//! What can change in a cluster, with what it was and what it is.
+//! Cluster events that can make pods schedulable, with the object before and after. Counterpart of upstream's
+//! `ClusterEvent`.
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::resource::v1 as resource;
@@ -6,7 +7,7 @@ use k8s_openapi::api::storage::v1 as storage;
 
 use crate::state::{NodeInfo, PodInfo};
 
-/// An object before and after: added without the first, removed without the second.
+/// An object before and after a change. `old` is `None` for an addition, `new` for a deletion.
 pub struct ObjectPair<'a, T> {
     pub old: Option<&'a T>,
     pub new: Option<&'a T>,
@@ -21,27 +22,27 @@ impl<T> Clone for ObjectPair<'_, T> {
 impl<T> Copy for ObjectPair<'_, T> {}
 
 impl<'a, T> ObjectPair<'a, T> {
-    /// The object, if it was just added.
+    /// The new object of an addition.
     pub fn added(&self) -> Option<&'a T> {
         if self.old.is_none() { self.new } else { None }
     }
 
-    /// The object, if it was just removed.
+    /// The old object of a deletion.
     pub fn removed(&self) -> Option<&'a T> {
         if self.new.is_none() { self.old } else { None }
     }
 
-    /// Both, if it was changed.
+    /// Both objects of an update.
     pub fn changed(&self) -> Option<(&'a T, &'a T)> {
         self.old.zip(self.new)
     }
 }
 
-/// A change that may help pods that were turned away.
+/// An event that may make rejected pods schedulable.
 #[derive(Clone, Copy)]
 pub enum ClusterEvent<'a> {
     Node(ObjectPair<'a, NodeInfo>),
-    /// A pod on a node, or one that waits itself.
+    /// An assigned pod, or an update of the unscheduled pod itself.
     Pod(ObjectPair<'a, PodInfo>),
     VolumeClaim(ObjectPair<'a, core::PersistentVolumeClaim>),
     Volume(ObjectPair<'a, core::PersistentVolume>),
@@ -53,12 +54,12 @@ pub enum ClusterEvent<'a> {
     ResourceClaim(ObjectPair<'a, resource::ResourceClaim>),
     DeviceClass(ObjectPair<'a, resource::DeviceClass>),
     ResourceSlice(ObjectPair<'a, resource::ResourceSlice>),
-    /// Something that may help anyone.
+    /// Requeues pods regardless of their queueing hints.
     ForceActivate,
 }
 
 impl ClusterEvent<'_> {
-    /// The name of the change in metrics.
+    /// The event's label in metrics.
     pub fn label(&self) -> &'static str {
         fn verb<T>(pair: &ObjectPair<'_, T>, names: [&'static str; 3]) -> &'static str {
             match (pair.old, pair.new) {

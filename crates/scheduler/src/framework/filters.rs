@@ -1,4 +1,4 @@
-//! The filters of one cycle together.
+//! Runs the filters of one scheduling cycle.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -6,16 +6,16 @@ use std::sync::Arc;
 use super::{EvaluationCounts, FastFilter, Filter, Status};
 use crate::state::{NodeInfo, PodInfo};
 
-/// The best a node can be.
+/// The highest score of a node (upstream's `MaxNodeScore`).
 pub const MAX_SCORE: i64 = 100;
 
-/// Pods that wait for room on a node that was promised to them.
+/// Pods that are nominated to a node and wait for their victims to terminate (upstream's `PodNominator`).
 pub trait Nominations {
-    /// The pods promised a node.
+    /// Returns the pods nominated to a node.
     fn on_node(&self, node: &str) -> &[Arc<PodInfo>];
 }
 
-/// No pod is promised anything.
+/// Implementation of [`Nominations`] without nominated pods.
 pub struct NoNominations;
 
 impl Nominations for NoNominations {
@@ -24,25 +24,26 @@ impl Nominations for NoNominations {
     }
 }
 
-/// The filters that have something to say about a pod, in order.
+/// The filters that apply to a pod, in order.
 #[derive(Default)]
 pub struct Filters<'c> {
     all: Vec<(PluginIndex, Box<dyn Filter<'c> + 'c>)>,
-    /// How many nodes were asked about, by how many filters were asked about them less one.
+    /// For each filter, the number of nodes at which evaluation stopped. Added up from the end by
+    /// `add_evaluations`: a filter has seen all nodes that a later one has seen.
     stop_counts: RefCell<Vec<u64>>,
 }
 
-/// A plugin by its name and by its place among those of the profile.
+/// Name of a plugin and its index in the profile.
 type PluginIndex = (&'static str, usize);
 
 impl<'c> Filters<'c> {
-    /// Adds a plugin's filter.
+    /// Adds the filter of a plugin.
     pub fn push(&mut self, plugin: &'static str, index: usize, filter: Box<dyn Filter<'c> + 'c>) {
         self.all.push(((plugin, index), filter));
         self.stop_counts.get_mut().push(0);
     }
 
-    /// Asks each filter; the first that says no ends it.
+    /// Runs the filters until one rejects the node.
     pub fn run(&self, node: &NodeInfo) -> Status {
         self.evaluate(self.all.iter().map(|(_, filter)| &**filter), node)
     }
@@ -68,7 +69,7 @@ impl<'c> Filters<'c> {
         Status::success()
     }
 
-    /// Adds to the plugins how often each was asked.
+    /// Adds the evaluations in this cycle to the counts of the plugins.
     pub fn add_evaluations(&self, plugins: &[EvaluationCounts]) {
         let mut nodes = 0;
         for (((_, index), _), count) in self.all.iter().zip(&*self.stop_counts.borrow()).rev() {
@@ -77,13 +78,13 @@ impl<'c> Filters<'c> {
         }
     }
 
-    /// The filters that can rule out nodes at once.
+    /// Returns the fast filters.
     pub fn fast_filters(&self) -> Vec<&dyn FastFilter> {
         self.all.iter().filter_map(|(_, filter)| filter.fast_filter()).collect()
     }
 
-    /// The node must do with the pods of no less priority that are promised it, and without them, since
-    /// they may end up elsewhere.
+    /// Runs the filters with the nominated pods of equal or higher priority added to the node, and again
+    /// without them: those pods may end up on another node, and affinity to them must not be relied on.
     pub fn run_with_nominated(
         &self,
         pod: &PodInfo,
@@ -96,31 +97,31 @@ impl<'c> Filters<'c> {
         self.fork().run_with_nominated(pod, node, nominations)
     }
 
-    /// Copies that can be changed by themselves. Filters that never change are asked where they are.
+    /// Returns copies that can be modified independently. Filters without state are shared.
     pub fn fork<'a>(&'a self) -> FilterFork<'a, 'c> {
         FilterFork { parent: self, copies: self.all.iter().map(|(_, filter)| filter.fork()).collect() }
     }
 }
 
-/// Filters with changes of their own.
+/// Independent copies of the filters, for simulations.
 pub struct FilterFork<'a, 'c> {
     parent: &'a Filters<'c>,
-    /// In the order of the filters.
+    /// In the order of the filters; `None` where the filter of the parent is used.
     copies: Vec<Option<Box<dyn Filter<'c> + 'c>>>,
 }
 
 impl<'a, 'c> FilterFork<'a, 'c> {
-    /// Another pod is put on the node.
+    /// Adds another pod to the node.
     pub fn add_pod(&mut self, pod: &PodInfo, node: &NodeInfo) {
         self.copies.iter_mut().flatten().for_each(|filter| filter.add_pod(pod, node));
     }
 
-    /// Another pod is taken off the node.
+    /// Removes another pod from the node.
     pub fn remove_pod(&mut self, pod: &PodInfo, node: &NodeInfo) {
         self.copies.iter_mut().flatten().for_each(|filter| filter.remove_pod(pod, node));
     }
 
-    /// Asks each filter.
+    /// Runs the filters until one rejects the node.
     pub fn run(&self, node: &NodeInfo) -> Status {
         let filters = self.parent.all.iter().zip(&self.copies);
         self.parent.evaluate(filters.map(|((_, filter), copies)| &**copies.as_ref().unwrap_or(filter)), node)
@@ -132,7 +133,7 @@ impl<'a, 'c> FilterFork<'a, 'c> {
         FilterFork { parent: self.parent, copies }
     }
 
-    /// As [`Filters::run_with_nominated`].
+    /// See [`Filters::run_with_nominated`].
     pub fn run_with_nominated(
         &self,
         pod: &PodInfo,
@@ -156,7 +157,8 @@ impl<'a, 'c> FilterFork<'a, 'c> {
     }
 }
 
-/// Brings scores between 0 and [`MAX_SCORE`], the highest becoming the best, or with `reverse` the worst.
+/// Scales the scores to 0 to [`MAX_SCORE`]. With `reverse` the highest score becomes the lowest (upstream's
+/// `DefaultNormalizeScore`).
 pub fn default_normalize_score(scores: &mut [i64], reverse: bool) {
     let highest = scores.iter().copied().max().unwrap_or_default().max(0);
     for score in scores.iter_mut() {

@@ -1,4 +1,4 @@
-//! A plugin: a name, and what it does at each point it takes part in.
+//! A plugin: its name and its implementations of extension points.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::{
 
 macro_rules! points {
     ($($(#[$doc:meta])* $point:ident: $what:ident,)*) => {
-        /// A plugin, ready to take part.
+        /// A configured plugin.
         #[derive(Clone)]
         pub struct Plugin {
             pub name: &'static str,
@@ -16,13 +16,13 @@ macro_rules! points {
         }
 
         impl Plugin {
-            /// A plugin that takes part nowhere yet.
+            /// Creates a plugin without extension points.
             pub fn new(name: &'static str) -> Plugin {
                 Plugin { name, $($point: None,)* }
             }
 
             $(
-                /// Takes part at this point.
+                /// Registers the plugin at this extension point.
                 pub fn $point(mut self, what: Arc<dyn $what>) -> Plugin {
                     self.$point = Some(what);
                     self
@@ -35,10 +35,10 @@ macro_rules! points {
 points! {
     pre_enqueue: PreEnqueue,
     queue_sort: QueueSort,
-    /// Also makes the filter.
+    /// Also provides the filter.
     pre_filter: PreFilter,
     post_filter: PostFilter,
-    /// Also makes the score.
+    /// Also provides the score function.
     pre_score: PreScore,
     reserve: Reserve,
     permit: Permit,

@@ -1,4 +1,4 @@
-//! A profile: the plugins that schedule the pods of one scheduler name.
+//! Scheduling profiles. Counterpart of upstream's `frameworkImpl`.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use super::{
 };
 use crate::config::{PluginSet, ProfileConfig};
 
-/// What a point's plugins are, with their names, in order.
+/// The plugins of an extension point with their names, in order.
 type PluginList<T> = Vec<(&'static str, Arc<T>)>;
 
-/// The plugins that schedule the pods of one scheduler name.
+/// The plugins that schedule the pods with one scheduler name.
 pub struct Profile {
     pub scheduler_name: Arc<str>,
-    /// How much of the nodes to look at, in percent; `None` to follow the configuration.
+    /// `percentageOfNodesToScore` of the profile; `None` for the global value.
     pub percentage: Option<i32>,
     pub pre_enqueue: PluginList<dyn PreEnqueue>,
     pub queue_sort: Arc<dyn QueueSort>,
@@ -32,12 +32,12 @@ pub struct Profile {
     pub bind: PluginList<dyn Bind>,
     pub post_bind: PluginList<dyn PostBind>,
     pub requeue: HashMap<&'static str, Arc<dyn Requeue>>,
-    /// How often the filters and the scorers were asked, in their order.
+    /// Evaluation counts of the filters and scorers, in their order.
     pub filter_counts: Box<[EvaluationCounts]>,
     pub score_counts: Box<[EvaluationCounts]>,
 }
 
-/// How often a plugin was asked to prepare itself for a pod and did, and how often about a node.
+/// Number of pods for which a plugin returned a filter or score function, and of the nodes it evaluated.
 #[derive(Default)]
 pub struct EvaluationCounts {
     pub pods: AtomicU64,
@@ -45,26 +45,26 @@ pub struct EvaluationCounts {
 }
 
 impl EvaluationCounts {
-    /// For so many plugins.
+    /// Creates zero counts for a number of plugins.
     fn zero(plugins: usize) -> Box<[EvaluationCounts]> {
         std::iter::repeat_with(EvaluationCounts::default).take(plugins).collect()
     }
 
-    /// Counts more.
+    /// Adds to the counts.
     pub fn add(&self, pods: u64, nodes: u64) {
         self.pods.fetch_add(pods, Ordering::Relaxed);
         self.nodes.fetch_add(nodes, Ordering::Relaxed);
     }
 }
 
-/// A plugin that scores, with its weight.
+/// A scoring plugin with its weight.
 pub struct Scorer {
     pub plugin: &'static str,
     pub weight: i64,
     pub score: Arc<dyn PreScore>,
 }
 
-/// What is wrong with a profile.
+/// Why a profile is invalid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ProfileError {
     #[error("plugin {0:?} is not known")]
@@ -82,7 +82,7 @@ pub enum ProfileError {
 }
 
 impl Profile {
-    /// How often each plugin was asked, with the point where it was.
+    /// Returns extension point, plugin and number of evaluations.
     pub fn evaluations(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
         let filters = self.pre_filter.iter().map(|(name, _)| ("PreFilter", "Filter", *name));
         let scorers = self.scorers.iter().map(|scorer| ("PreScore", "Score", scorer.plugin));
@@ -93,7 +93,7 @@ impl Profile {
         })
     }
 
-    /// Puts a profile together from its configuration and the plugins there are.
+    /// Builds a profile from its configuration and the registry.
     pub fn new(config: &ProfileConfig, registry: &[RegistryEntry]) -> Result<Profile, ProfileError> {
         let multi_point_plugins = expand_multi_point_plugins(config, registry);
         let mut plugins: BTreeMap<String, (Plugin, i64)> = BTreeMap::new();
@@ -118,7 +118,7 @@ impl Profile {
     }
 }
 
-/// The plugins that take part wherever they can, with the weight given in the configuration.
+/// The plugins enabled at all their extension points, with their weights: the defaults plus `multiPoint`.
 fn expand_multi_point_plugins(config: &ProfileConfig, registry: &[RegistryEntry]) -> Vec<(String, i64)> {
     let set = &config.plugins.multi_point;
     let disabled = |name: &str| set.disabled.iter().any(|entry| entry.name == "*" || entry.name == name);
@@ -178,8 +178,9 @@ impl Builder<'_> {
         })
     }
 
-    /// The plugins of one point: first those the point names that are enabled everywhere anyway, in the
-    /// point's order, then the others that are enabled everywhere, then the point's own.
+    /// The plugins of one extension point, in upstream's order: first the multi-point plugins that the
+    /// point's own set names, in the order of that set, then the other multi-point plugins, then the rest of
+    /// the point's own set.
     fn plugins_for_point<T: ?Sized>(
         &self,
         sets: &[&PluginSet],

@@ -1,21 +1,21 @@
-//! The list of plugins: a plugin is one file and one row here.
+//! The registry of plugins. A new plugin needs its own file and an entry here.
 
 use serde_json::Value;
 
 use super::Plugin;
 use crate::plugins::*;
 
-/// How a plugin is made from its arguments in the configuration (`null` without).
+/// Creates a plugin from its arguments in the configuration; `null` if there are none.
 pub type PluginFactory = fn(&Value) -> Result<Plugin, String>;
 
-/// A plugin that can be named in a configuration.
+/// A plugin that configurations can name.
 #[derive(Clone, Copy)]
 pub struct RegistryEntry {
     pub name: &'static str,
     pub factory: PluginFactory,
-    /// The weight of its scores in the default profile.
+    /// Score weight in the default profile.
     pub weight: i64,
-    /// Part of the default profile.
+    /// Whether the default profile contains the plugin.
     pub default: bool,
 }
 
@@ -27,7 +27,7 @@ const fn score_entry(name: &'static str, weight: i64, factory: PluginFactory) ->
     RegistryEntry { name, factory, weight, default: true }
 }
 
-/// Upstream's plugins, in the order of the default profile.
+/// Upstream's in-tree plugins, in the order of the default profile.
 pub const IN_TREE_PLUGINS: &[RegistryEntry] = &[
     entry(scheduling_gates::NAME, scheduling_gates::make),
     entry(priority_sort::NAME, priority_sort::make),

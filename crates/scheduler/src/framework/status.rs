@@ -1,23 +1,23 @@
-//! What plugins say about a pod and a node.
+//! Results of plugins. Counterpart of upstream's `framework.Status`.
 
 use std::borrow::Cow;
 
-/// How it went.
+/// The kind of result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
     Success,
-    /// Something went wrong; nothing is said about the pod.
+    /// An internal error. The pod is neither accepted nor rejected.
     Error,
-    /// Not now. Removing other pods may help.
+    /// The pod does not fit. Preemption may help.
     Unschedulable,
-    /// Not now, and removing other pods would not help.
+    /// The pod does not fit, and preemption would not help.
     UnschedulableAndUnresolvable,
-    /// The pod must wait for something outside.
+    /// The pod waits for an external component.
     Pending,
 }
 
 impl Code {
-    /// As upstream names it in metrics.
+    /// The status name in metrics, as upstream.
     pub fn name(self) -> &'static str {
         match self {
             Code::Success => "Success",
@@ -34,48 +34,48 @@ impl Code {
 pub struct Status {
     pub code: Code,
     pub reasons: Vec<Cow<'static, str>>,
-    /// Who says so; filled in by the framework.
+    /// The plugin that returned the status; set by the framework.
     pub plugin: &'static str,
 }
 
 impl Status {
-    /// All is well.
+    /// The pod fits.
     pub const fn success() -> Status {
         Status { code: Code::Success, reasons: Vec::new(), plugin: "" }
     }
 
-    /// Removing other pods may help.
+    /// The pod does not fit; preemption may help.
     pub fn unschedulable(reason: impl Into<Cow<'static, str>>) -> Status {
         Status { code: Code::Unschedulable, reasons: vec![reason.into()], plugin: "" }
     }
 
-    /// Removing other pods would not help.
+    /// The pod does not fit; preemption would not help.
     pub fn unresolvable(reason: impl Into<Cow<'static, str>>) -> Status {
         Status { code: Code::UnschedulableAndUnresolvable, reasons: vec![reason.into()], plugin: "" }
     }
 
-    /// Something went wrong.
+    /// An internal error.
     pub fn error(reason: impl Into<Cow<'static, str>>) -> Status {
         Status { code: Code::Error, reasons: vec![reason.into()], plugin: "" }
     }
 
-    /// Says who says so.
+    /// Sets the plugin.
     pub fn with_plugin(mut self, plugin: &'static str) -> Status {
         self.plugin = plugin;
         self
     }
 
-    /// Whether all is well.
+    /// Whether the pod fits.
     pub fn is_success(&self) -> bool {
         self.code == Code::Success
     }
 
-    /// Whether the pod is turned away.
+    /// Whether the pod is rejected.
     pub fn is_rejected(&self) -> bool {
         matches!(self.code, Code::Unschedulable | Code::UnschedulableAndUnresolvable | Code::Pending)
     }
 
-    /// The reasons in one line.
+    /// The reasons, joined.
     pub fn message(&self) -> String {
         self.reasons.join(", ")
     }

@@ -1,5 +1,5 @@
-//! How long single plugins take: measured in one attempt of ten, and in that on one node of sixteen, since a plugin
-//! often takes less time than looking at the clock does.
+//! Durations of single plugins. Sampled like upstream (`pluginMetricsSamplePercent` is 10): one attempt of
+//! ten, and in it one node of sixteen, because a plugin often takes less time than reading the clock.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -9,22 +9,22 @@ use super::Metrics;
 use crate::framework::{FastFilter, Filter, Status};
 use crate::state::{NodeInfo, PodInfo};
 
-/// One attempt of so many is measured.
+/// One of this many attempts is measured.
 const ATTEMPT_SAMPLE_INTERVAL: u64 = 10;
-/// There, so many nodes apart.
+/// In a measured attempt, one of this many nodes is measured.
 const NODE_SAMPLE_INTERVAL: usize = 16;
 
-/// Measures the plugins of one attempt, or does not.
+/// Measures the plugins of one attempt; `None` if the attempt is not sampled.
 #[derive(Clone, Default)]
 pub struct PluginTimer(Option<Arc<Metrics>>);
 
 impl PluginTimer {
-    /// For the attempt of this number.
+    /// Creates the timer for the attempt with this number.
     pub fn for_attempt(number: u64, metrics: &Arc<Metrics>) -> PluginTimer {
         PluginTimer(number.is_multiple_of(ATTEMPT_SAMPLE_INTERVAL).then(|| metrics.clone()))
     }
 
-    /// Asks a plugin. `status` names what it said.
+    /// Calls a plugin and records its duration. `status` returns the status label for the result.
     pub fn time<T>(
         &self,
         plugin: &'static str,
@@ -39,7 +39,7 @@ impl PluginTimer {
         result
     }
 
-    /// The same for the node of this number.
+    /// Like `time`, for the node with this number.
     pub fn time_node<T>(
         &self,
         number: usize,
@@ -54,14 +54,14 @@ impl PluginTimer {
         self.time(plugin, point, call, status)
     }
 
-    /// What was measured elsewhere.
+    /// Records a duration that was measured elsewhere.
     pub fn observe(&self, plugin: &'static str, point: &'static str, done: bool, time: Duration) {
         if let Some(metrics) = &self.0 {
             metrics.observe_plugin(plugin, (point, if done { "Success" } else { "Error" }, time));
         }
     }
 
-    /// A filter that is measured, if anything is.
+    /// Wraps a filter to measure it, if the attempt is sampled.
     pub fn wrap_filter<'c>(
         &self,
         plugin: &'static str,

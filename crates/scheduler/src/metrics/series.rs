@@ -1,4 +1,4 @@
-//! Counters, gauges and histograms by their labels, and how Prometheus reads them.
+//! Counters, gauges and histograms with labels, and the Prometheus text format.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -9,23 +9,23 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Something that is counted: a row of [`super::table`].
+/// Definition of a metric; see [`super::table`].
 pub struct Metric {
     pub name: &'static str,
     pub kind: MetricKind,
-    /// In the order of the alphabet.
+    /// Label names, sorted.
     pub labels: &'static [&'static str],
     pub help: &'static str,
 }
 
-/// What is kept of a metric.
+/// The type of a metric.
 pub enum MetricKind {
     Counter,
     Gauge,
     Histogram(Buckets),
 }
 
-/// Upper bounds of a histogram: a first one, and each of the others that many times the one before.
+/// Exponential bucket bounds: each bound is the previous one times `factor`.
 pub struct Buckets {
     pub first: f64,
     pub factor: f64,
@@ -38,17 +38,17 @@ impl Buckets {
     }
 }
 
-/// A label's value. Cheap to make, since most are known beforehand.
+/// A label value. Most are static, so cloning is cheap.
 #[derive(Clone, Debug)]
 pub enum LabelValue {
     Static(&'static str),
     Shared(Arc<str>),
 }
 
-/// The values of a metric's labels; what is left over is empty.
+/// The label values of a sample; unused ones are empty.
 pub type LabelValues = [LabelValue; 3];
 
-/// No label.
+/// Value of an unused label.
 pub const NO_LABEL: LabelValue = LabelValue::Static("");
 
 impl Deref for LabelValue {
@@ -88,13 +88,13 @@ impl Hash for LabelValue {
     }
 }
 
-/// Everything that is counted.
+/// All samples.
 #[derive(Default)]
 pub struct Series(Mutex<HashMap<(&'static str, LabelValues), Sample>>);
 
 struct Sample {
     metric: &'static Metric,
-    /// Of a counter or a gauge, its value.
+    /// Value of a counter or gauge, or the number of observations of a histogram.
     count: u64,
     sum: f64,
     buckets: Box<[u64]>,
@@ -112,17 +112,17 @@ impl Series {
         }));
     }
 
-    /// Counts one more.
+    /// Increments a counter.
     pub fn add(&self, metric: &'static Metric, label_values: LabelValues) {
         self.update(metric, label_values, |sample| sample.count += 1);
     }
 
-    /// Says how many there are.
+    /// Sets a gauge.
     pub fn set(&self, metric: &'static Metric, label_values: LabelValues, value: u64) {
         self.update(metric, label_values, |sample| sample.count = value);
     }
 
-    /// Takes a value into a histogram.
+    /// Adds an observation to a histogram.
     pub fn observe(&self, metric: &'static Metric, label_values: LabelValues, value: f64) {
         self.update(metric, label_values, |sample| {
             if let MetricKind::Histogram(buckets) = &metric.kind
@@ -135,7 +135,7 @@ impl Series {
         });
     }
 
-    /// Appends everything in Prometheus' text form.
+    /// Appends all samples in the Prometheus text format.
     pub fn write(&self, out: &mut String) {
         let all = self.0.lock();
         let mut sorted: Vec<_> = all.iter().collect();
@@ -176,7 +176,7 @@ impl Sample {
     }
 }
 
-/// Says what comes next.
+/// Writes the HELP and TYPE lines of a metric.
 fn write_header(out: &mut String, metric: &Metric) {
     let kind = match metric.kind {
         MetricKind::Counter => "counter",
@@ -186,7 +186,7 @@ fn write_header(out: &mut String, metric: &Metric) {
     let _ = writeln!(out, "# HELP {} {}\n# TYPE {} {kind}", metric.name, metric.help, metric.name);
 }
 
-/// A bound as upstream writes it, so that series of both have the same labels.
+/// Formats a bucket bound as Go does, so that `le` labels match upstream's.
 fn format_bound(bound: f64) -> String {
     if bound >= 1e-4 {
         return bound.to_string();

@@ -1,4 +1,4 @@
-//! What is counted, under upstream's names, with its labels and bounds.
+//! Definitions of the metrics: upstream's names, labels and buckets.
 
 use super::series::{Buckets, Metric, MetricKind};
 
@@ -6,7 +6,7 @@ const fn exponential_buckets(first: f64, count: usize) -> MetricKind {
     MetricKind::Histogram(Buckets { first, factor: 2.0, count })
 }
 
-/// Fine enough for what takes microseconds.
+/// Buckets for durations in the range of microseconds.
 const SHORT_DURATION_BUCKETS: MetricKind =
     MetricKind::Histogram(Buckets { first: 0.00001, factor: 1.5, count: 20 });
 
@@ -23,48 +23,48 @@ macro_rules! metrics {
 
 metrics! {
     ATTEMPTS: "schedule_attempts_total", MetricKind::Counter, ["profile", "result"],
-        "Attempts to schedule pods, by result.";
+        "Number of attempts to schedule pods, by the result. 'unschedulable' means a pod could not be scheduled, while 'error' means an internal scheduler problem.";
     ATTEMPT_SECONDS: "scheduling_attempt_duration_seconds", exponential_buckets(0.001, 15), ["profile", "result"],
-        "Time of an attempt, the binding included.";
+        "Scheduling attempt latency in seconds (scheduling algorithm + binding)";
     ALGORITHM_SECONDS: "scheduling_algorithm_duration_seconds", exponential_buckets(0.001, 15), [],
-        "Time to choose a node.";
+        "Scheduling algorithm latency in seconds";
     EVENT_SECONDS: "event_handling_duration_seconds", exponential_buckets(0.0001, 12), ["event"],
-        "Time to take note of a change.";
+        "Event handling latency in seconds.";
     VICTIMS: "preemption_victims", exponential_buckets(1.0, 7), [],
-        "Pods that had to go for another.";
+        "Number of selected preemption victims";
     PREEMPTIONS: "preemption_attempts_total", MetricKind::Counter, [],
-        "Attempts to make room.";
+        "Total preemption attempts in the cluster till now";
     PREEMPTION_SECONDS: "preemption_goroutines_duration_seconds", exponential_buckets(0.01, 20), ["result"],
-        "Time to remove the pods that had to go.";
+        "Duration in seconds for running goroutines for the preemption.";
     PREEMPTION_RUNS: "preemption_goroutines_execution_total", MetricKind::Counter, ["result"],
-        "How often pods that had to go were removed.";
+        "Number of preemption goroutines executed.";
     PENDING: "pending_pods", MetricKind::Gauge, ["queue"],
-        "Pods that wait, by queue.";
+        "Number of pending pods, by the queue type. 'active' means number of pods in activeQ; 'backoff' means number of pods in backoffQ; 'unschedulable' means number of pods in unschedulablePods that the scheduler attempted to schedule and failed; 'gated' is the number of unschedulable pods that the scheduler never attempted to schedule because they are gated.";
     TASKS: "goroutines", MetricKind::Gauge, ["operation"],
-        "Tasks that run beside the choice of nodes.";
+        "Number of running goroutines split by the work they do such as binding.";
     SLI_SECONDS: "pod_scheduling_sli_duration_seconds", exponential_buckets(0.01, 20), ["attempts"],
-        "Time until a pod had its node, over all attempts.";
+        "E2e latency for a pod being scheduled, from the time the pod enters the scheduling queue and might involve multiple scheduling attempts.";
     POD_ATTEMPTS: "pod_scheduling_attempts", exponential_buckets(1.0, 5), [],
-        "Attempts until a pod had its node.";
+        "Number of attempts to successfully schedule a pod.";
     AFTER_FLUSH: "pod_scheduled_after_flush_total", MetricKind::Counter, [],
-        "Pods that got a node when they were tried again only because of the time.";
+        "Number of pods that were successfully scheduled after being flushed from unschedulablePods due to timeout.";
     POINT_SECONDS: "framework_extension_point_duration_seconds", exponential_buckets(0.0001, 12),
         ["extension_point", "profile", "status"],
-        "Time that all plugins of an extension point took.";
+        "Latency for running all plugins of a specific extension point.";
     PLUGIN_SECONDS: "plugin_execution_duration_seconds", SHORT_DURATION_BUCKETS, ["extension_point", "plugin", "status"],
-        "Time that one plugin took at an extension point, in one attempt of ten.";
+        "Duration for running a plugin at a specific extension point.";
     PLUGIN_EVALUATIONS: "plugin_evaluation_total", MetricKind::Counter, ["extension_point", "plugin", "profile"],
-        "How often a plugin was asked at an extension point.";
+        "Number of attempts to schedule pods by each plugin and the extension point (available only in PreFilter, Filter, PreScore, and Score).";
     HINT_SECONDS: "queueing_hint_execution_duration_seconds", SHORT_DURATION_BUCKETS, ["event", "hint", "plugin"],
-        "Time that a plugin took to say whether a change helps a pod, one time of ten.";
+        "Latency for running a queueing hint function of a plugin.";
     INCOMING: "queue_incoming_pods_total", MetricKind::Counter, ["event", "queue"],
-        "Pods that came to a queue, by what brought them there.";
+        "Number of pods added to scheduling queues by event and queue type.";
     PERMIT_SECONDS: "permit_wait_duration_seconds", exponential_buckets(0.001, 15), ["result"],
-        "Time that pods were held back before they were bound.";
+        "Duration of waiting on permit.";
     CLAIM_CREATES: "resourceclaim_creates_total", MetricKind::Counter, ["status"],
-        "Resource claims made for extended resources.";
+        "Number of ResourceClaims creation requests within scheduler";
     CACHE: "cache_size", MetricKind::Gauge, ["type"],
-        "What the scheduler knows of, by type.";
+        "Number of nodes, pods, and assumed (bound) pods in the scheduler cache.";
     REJECTED: "unschedulable_pods", MetricKind::Gauge, ["plugin", "profile"],
-        "Waiting pods by the plugins that turned them away.";
+        "The number of unschedulable pods broken down by plugin name. A pod will increment the gauge for all plugins that caused it to not schedule and so this metric have meaning only when broken down by plugin.";
 }

@@ -54,7 +54,7 @@ fn writes_observed_metrics() {
     );
 }
 
-/// Three nodes, one of which is not for pods, and a pod that fits the others; then one that fits none.
+/// Three nodes, one of them unschedulable, with a pod that fits the other two and a pod that fits none.
 #[test]
 fn counts_plugin_evaluations() {
     let mut engine =
@@ -77,12 +77,13 @@ fn counts_plugin_evaluations() {
         &engine.metrics,
         &[
             &evaluation_line("PreFilter", "NodeResourcesFit", 2),
-            // All three nodes are asked about, and those that pass go on to the next; no room can be made for the second.
+            // The first filter sees all three nodes, later ones only those that passed. Preemption does not
+            // help the second pod.
             &evaluation_line("Filter", "NodeUnschedulable", 6),
             &evaluation_line("Filter", "NodeResourcesFit", 4),
             &evaluation_line("PreScore", "NodeResourcesFit", 1),
             &evaluation_line("Score", "NodeResourcesFit", 2),
-            // It had nothing to say.
+            // The plugin returned Skip.
             &evaluation_line("PreFilter", "NodePorts", 0),
             &evaluation_line("Filter", "NodePorts", 0),
             "scheduler_schedule_attempts_total{profile=\"default-scheduler\",result=\"unschedulable\"} 1",
@@ -93,7 +94,7 @@ fn counts_plugin_evaluations() {
             "scheduler_queue_incoming_pods_total{event=\"UnschedulablePodAdd\",queue=\"active\"} 2",
             "scheduler_unschedulable_pods{plugin=\"NodeResourcesFit\",profile=\"default-scheduler\"} 1",
             "scheduler_event_handling_duration_seconds_count{event=\"NodeAdd\"} 3",
-            // The first attempt is one of those that are measured; of its nodes only the first is.
+            // The first attempt is sampled, and of its nodes only the first.
             "scheduler_plugin_execution_duration_seconds_count{extension_point=\"PreFilter\",plugin=\"NodePorts\",status=\"Skip\"} 1",
             "scheduler_plugin_execution_duration_seconds_count{extension_point=\"PreFilter\",plugin=\"NodeResourcesFit\",status=\"Success\"} 1",
             "scheduler_plugin_execution_duration_seconds_count{extension_point=\"Filter\",plugin=\"NodeResourcesFit\",status=\"Success\"} 1",

@@ -1,4 +1,4 @@
-//! NodeResourcesBalancedAllocation: rather nodes of which no resource is left over when another is used up.
+//! NodeResourcesBalancedAllocation: prefers nodes whose resources are used in equal proportions.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ struct BalancedAllocation {
     resources: Vec<ResourceName>,
 }
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(args: &Value) -> Result<Plugin, String> {
     let args: Args = parse_args(args)?;
     if args.resources.iter().any(|spec| spec.weight > 1) {
@@ -58,7 +58,8 @@ impl Score for Balance<'_> {
 }
 
 impl Balance<'_> {
-    /// A hundred if all resources are used in equal parts, with the pod or without.
+    /// 100 if all resources are used in the same proportion, less the higher the standard deviation. With the
+    /// pod added or without it.
     fn balance_score(&self, node: &NodeInfo, with_pod: bool) -> i64 {
         let (mut count, mut sum, mut first, mut second) = (0, 0.0, 0.0, 0.0);
         for fraction in self.fractions(node, with_pod) {
@@ -111,8 +112,8 @@ mod tests {
     #[test]
     fn balanced_allocation_wins() {
         check("pod p", expect!["skip\n"]);
-        // a: cpu 2/4 -> 4/4 against memory 0: deviation .25 -> .5, so 50 + (50+50-75)/2 = 62.
-        // b: cpu 0 -> 2/4 against memory 4/8: deviation .25 -> 0, so 50 + (50+100-75)/2 = 87.
+        // a: cpu 2/4 -> 4/4 with memory 0: deviation .25 -> .5, so 50 + (50+50-75)/2 = 62.
+        // b: cpu 0 -> 2/4 with memory 4/8: deviation .25 -> 0, so 50 + (50+100-75)/2 = 87.
         check(
             "pod p cpu=2",
             expect![[r#"
@@ -120,7 +121,7 @@ mod tests {
             b: 87 -> 87
         "#]],
         );
-        // Even on a: memory 0 -> 4/8 against cpu 2/4.
+        // Balanced on a: memory 0 -> 4/8 with cpu 2/4.
         check(
             "pod p memory=4Gi",
             expect![[r#"

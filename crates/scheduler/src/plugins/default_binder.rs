@@ -1,4 +1,4 @@
-//! DefaultBinder: binds a pod to its node by a Binding.
+//! DefaultBinder: binds a pod with a request to its `binding` subresource.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ pub const NAME: &str = "DefaultBinder";
 
 struct DefaultBinder;
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(_: &Value) -> Result<Plugin, String> {
     Ok(Plugin::new(NAME).bind(Arc::new(DefaultBinder)))
 }
@@ -39,7 +39,7 @@ mod tests {
     use crate::run::ClientApi;
     use crate::testing::test_cluster;
 
-    /// Answers every request the same and remembers what was asked.
+    /// Returns the same response for every request and records the requests.
     struct FakeConnection(u16, &'static str, Mutex<Vec<String>>);
 
     #[async_trait::async_trait]
@@ -53,7 +53,7 @@ mod tests {
         }
 
         async fn watch(&self, _: &str) -> Result<Box<dyn Watch>, Error> {
-            unreachable!("nothing is followed here")
+            unreachable!("this test does not watch")
         }
 
         fn impersonate(&self, _: &str) -> Option<Arc<dyn Connection>> {
@@ -61,7 +61,7 @@ mod tests {
         }
     }
 
-    /// Binds a pod to node `n1`: what was asked, and what came of it.
+    /// Binds a pod to node `n1`; returns the requests and the result.
     fn bind_pod(pod: &str, code: u16, message: &'static str) -> (Vec<String>, String) {
         let connection = Arc::new(FakeConnection(code, message, Mutex::default()));
         let api = Arc::new(ClientApi(Client::new(connection.clone(), "test")));
@@ -82,7 +82,7 @@ mod tests {
         (std::mem::take(&mut *connection.2.lock()), result)
     }
 
-    /// One request, whatever comes of it: whether to try again is for the queue to say.
+    /// Sends one request whatever the result: retries are up to the queue.
     #[test]
     fn sends_one_binding_and_reports_errors() {
         let (requests, result) = bind_pod("pod p ns=team", 201, "");

@@ -1,8 +1,8 @@
-//! DefaultPreemption: makes room for a pod by removing pods of lower priority from one node.
+//! DefaultPreemption: makes room for a pod by deleting pods of lower priority from one node.
 //!
-//! Tried on copies of the nodes where removing pods could help: all lower pods are taken off, and if the pod
-//! fits then, as many as possible are put back, the most important first. Of the nodes left, the one that is
-//! hurt least is chosen.
+//! Simulated on copies of the nodes where preemption may help: all pods of lower priority are removed, and if
+//! the pod then fits, as many as possible are added again, the most important first. The rest are the
+//! victims. Of the candidates the one with the least disruption is selected.
 
 #[cfg(test)]
 mod tests;
@@ -37,7 +37,7 @@ impl Default for Args {
 
 struct DefaultPreemption(Args);
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(args: &Value) -> Result<Plugin, String> {
     let args: Args = parse_args(args)?;
     if args.min_candidate_nodes_percentage > 100 {
@@ -76,7 +76,7 @@ impl PostFilter for DefaultPreemption {
     }
 }
 
-/// Why the pod may not remove others.
+/// Why the pod may not preempt others (upstream's `PodEligibleToPreemptOthers`); `None` if it may.
 fn check_can_preempt(attempt: &PostFilterContext<'_, '_>) -> Option<&'static str> {
     let pod = attempt.cycle.pod;
     if pod.preemption_disabled {
@@ -131,12 +131,12 @@ impl DefaultPreemption {
     }
 }
 
-/// Priority first, then age: who is more important.
+/// Sort key by importance: higher priority first, then earlier start (upstream's `MoreImportantPod`).
 fn victim_order(pod: &PodInfo) -> (Reverse<i32>, Timestamp) {
     (Reverse(pod.priority), pod.started.unwrap_or(Timestamp::MAX))
 }
 
-/// The pods that would have to leave a node.
+/// Finds the victims on a node (upstream's `SelectVictimsOnNode`).
 fn select_victims_on_node(
     attempt: &PostFilterContext<'_, '_>,
     node: NodeId,
@@ -182,7 +182,7 @@ fn select_victims_on_node(
     Ok(Candidate { node, victims, violations })
 }
 
-/// Splits pods into those whose removal a disruption budget forbids, and the others.
+/// Splits pods into those whose deletion would violate a PodDisruptionBudget, and the others.
 fn filter_pods_with_pdb_violation<'p>(
     pods: &'p [Arc<PodInfo>],
     budgets: &[&Budget],
@@ -205,11 +205,14 @@ fn filter_pods_with_pdb_violation<'p>(
     })
 }
 
-/// The node that is hurt least: fewest budgets violated, then the lowest of the highest priorities, the least
-/// sum of priorities, the fewest pods, and the latest start of its most important pods.
+/// Selects the candidate with the least disruption (upstream's `pickOneNodeForPreemption`): fewest PDB
+/// violations, then lowest priority of the most important victim, lowest sum of priorities, fewest victims,
+/// latest start of the most important victims.
 fn pick_one_node_for_preemption(candidates: &[Candidate]) -> Option<&Candidate> {
     let cost = |candidate: &Candidate| {
         let highest = candidate.victims.first().map_or(i32::MIN, |pod| pod.priority);
+        // 2^31 is added as upstream does: it makes every priority non-negative, so that more victims mean a
+        // higher sum.
         let sum: i64 = candidate.victims.iter().map(|pod| i64::from(pod.priority) + (1 << 31)).sum();
         let of_highest = candidate.victims.iter().filter(|pod| pod.priority == highest);
         let earliest = of_highest.map(|pod| pod.started.unwrap_or(Timestamp::MAX)).min();

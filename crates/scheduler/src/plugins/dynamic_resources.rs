@@ -1,8 +1,9 @@
-//! DynamicResources: the resource claims of a pod must be allocated where it runs, or be allocatable there.
+//! DynamicResources: a pod runs only where all its ResourceClaims are allocated or can be allocated.
 //!
-//! Devices are taken from the ResourceSlices a node reaches. What is chosen is marked in the state when the
-//! node is reserved, and written to the claim before the pod is bound; drivers that want to prepare a device first are
-//! waited for ([`conditions`]). Extended resources may be served from device classes, too ([`extended`]).
+//! Devices are allocated from the ResourceSlices that a node can access. An allocation is assumed in the
+//! state at Reserve and written to the claim at PreBind; the plugin then waits for devices whose drivers must
+//! prepare them first ([`conditions`]). Extended resources can be backed by device classes
+//! ([`extended_resources`]).
 
 mod allocator;
 mod binding;
@@ -37,12 +38,12 @@ pub(crate) use binding::delete;
 
 pub const NAME: &str = "DynamicResources";
 
-/// So many pods may share a claim.
+/// How many pods may share a claim (upstream's `ResourceClaimReservedForMaxSize`).
 const RESERVED_FOR_MAX_SIZE: usize = 256;
 
 #[derive(Default)]
 struct DynamicResources {
-    /// What is chosen for pods on their way, by UID.
+    /// Assumed allocations of pods between Reserve and PreBind, by pod UID.
     reserved: Mutex<HashMap<Arc<str>, ReservedClaims>>,
 }
 
@@ -50,13 +51,13 @@ type Claim = Arc<resource::ResourceClaim>;
 
 #[derive(Clone, Default)]
 struct ReservedClaims {
-    /// Each claim as it was and as it will be.
+    /// Each claim before and after the allocation.
     claims: Vec<(Claim, Claim)>,
-    /// Which requests are for which extended resources.
+    /// The requests of the special claim, by container and extended resource.
     request_mappings: Vec<ContainerExtendedResourceRequest>,
 }
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(_: &Value) -> Result<Plugin, String> {
     let plugin = Arc::new(DynamicResources::default());
     Ok(Plugin::new(NAME)
@@ -69,7 +70,7 @@ pub fn make(_: &Value) -> Result<Plugin, String> {
         .requeue(plugin))
 }
 
-/// The claims of a pod that are there. A claim that none was needed for is left out.
+/// Returns the existing claims of a pod. Template references for which no claim is needed are skipped.
 fn claims_of(pod: &PodInfo, objects: &Objects) -> Result<Vec<Claim>, String> {
     let mut claims = Vec::new();
     for reference in &pod.claims {
@@ -173,13 +174,14 @@ impl PreFilter for DynamicResources {
 
 type AllocatorResult<'c> = Result<allocator::Allocator<'c>, String>;
 
-/// What is to be allocated, which is not the same on nodes that have other extended resources themselves.
+/// The allocators for a pod. Nodes differ in the extended resources that device plugins provide, so the
+/// requests of the special claim differ, too.
 struct AllocatorCache<'c> {
     pending: Vec<Claim>,
     pod: &'c PodInfo,
     objects: &'c Objects,
     base: allocator::Allocator<'c>,
-    /// By the resources that are lacking.
+    /// By the extended resources that the node lacks.
     by_resources: RefCell<HashMap<Vec<Arc<str>>, AllocatorResult<'c>>>,
 }
 
@@ -291,7 +293,8 @@ fn claim_key(claim: &resource::ResourceClaim) -> String {
 impl Requeue for DynamicResources {
     fn is_schedulable_after_change(&self, pod: &PodInfo, change: &ClusterEvent<'_>, state: &State) -> bool {
         let objects = &state.objects;
-        // Without its claims nothing else helps; those of a pod that has changed are looked for below.
+        // As long as a claim is missing no other event helps. Pod updates are checked below, with the new
+        // pod.
         if !matches!(change, ClusterEvent::Pod(_)) && claims_of(pod, objects).is_err() {
             return false;
         }
@@ -301,7 +304,7 @@ impl Requeue for DynamicResources {
                     claim.metadata.namespace.as_deref() == Some(&pod.namespace)
                         && pod.claims.iter().any(|one| one.claim.as_deref() == claim.metadata.name.as_deref())
                 };
-                // A claim given back frees devices for all.
+                // Deallocating or deleting any claim frees devices for other pods.
                 let is_released = pair.old.is_some_and(|old| allocation(old).is_some())
                     && pair.new.is_none_or(|new| allocation(new).is_none());
                 let is_leftover_deleted =

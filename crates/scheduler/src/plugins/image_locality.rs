@@ -1,4 +1,5 @@
-//! ImageLocality: rather nodes that have the pod's images, weighed by size and by how many nodes have them.
+//! ImageLocality: prefers nodes that have the pod's images, weighted by size and by the share of nodes with
+//! the image.
 
 use std::sync::Arc;
 
@@ -10,14 +11,14 @@ use crate::state::{NodeId, NodeInfo};
 pub const NAME: &str = "ImageLocality";
 
 const MB: i64 = 1024 * 1024;
-/// Less than this is not worth a point.
+/// Images below this total score 0 (upstream's `minThreshold`).
 const MIN_THRESHOLD: i64 = 23 * MB;
-/// More than this per container is worth no more.
+/// Upper limit per container (upstream's `maxContainerThreshold`).
 const MAX_CONTAINER_THRESHOLD: i64 = 1000 * MB;
 
 struct ImageLocality;
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(_: &Value) -> Result<Plugin, String> {
     Ok(Plugin::new(NAME).pre_score(Arc::new(ImageLocality)))
 }
@@ -28,7 +29,7 @@ impl PreScore for ImageLocality {
         let spread = |image: &'c Arc<str>| (&**image, f64::from(cycle.state.nodes_with_image(image)) / total);
         let images: Vec<_> =
             cycle.pod.images.iter().map(spread).filter(|(_, spread)| *spread > 0.0).collect();
-        // Where no node has an image every node scores the same.
+        // Without any image on any node all scores are equal.
         if images.is_empty() {
             return PreScoreResult::Skip;
         }
@@ -40,7 +41,7 @@ impl PreScore for ImageLocality {
 }
 
 struct ImageScore<'c> {
-    /// Each with the part of nodes that have it.
+    /// Each image with the share of nodes that have it.
     images: Vec<(&'c str, f64)>,
     max_threshold: i64,
 }
@@ -73,7 +74,7 @@ mod tests {
 
     #[test]
     fn scores_present_images_by_size_and_spread() {
-        check("pod p image=nobody/has", expect!["skip\n"]);
+        check("pod p image=missing/has", expect!["skip\n"]);
         // 500 MB on two of three nodes: 333.3 MB, of (1000-23) MB above 23: (333.3-23)/977 = 31%.
         check(
             "pod p image=web:v1",
@@ -83,7 +84,7 @@ mod tests {
             c: 0 -> 0
         "#]],
         );
-        // The tag is put in; 250 MB on one of three: 83.3 MB: 6%.
+        // The default tag is added; 250 MB on one of three nodes: 83.3 MB: 6%.
         check(
             "pod p image=db",
             expect![[r#"

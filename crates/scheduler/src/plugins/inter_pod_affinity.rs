@@ -1,7 +1,7 @@
-//! InterPodAffinity: pods that want to be near others, or far from them.
+//! InterPodAffinity: pod affinity and anti-affinity.
 //!
-//! Which pods a term means on each node, and which terms the pods on nodes have, is kept by the state (see
-//! [`crate::state::tally`]); per pod the counts are summed up by domain.
+//! The state keeps the number of matching pods on each node and the terms of the pods there (see
+//! [`crate::state::topology`]); per pod the plugin only sums up the counts by topology domain.
 
 #[cfg(test)]
 mod tests;
@@ -42,7 +42,7 @@ impl Default for Args {
 
 struct InterPodAffinity(Args);
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(args: &Value) -> Result<Plugin, String> {
     let args: Args = parse_args(args)?;
     if !(0..=100).contains(&args.hard_pod_affinity_weight) {
@@ -52,7 +52,7 @@ pub fn make(args: &Value) -> Result<Plugin, String> {
     Ok(Plugin::new(NAME).pre_filter(plugin.clone()).pre_score(plugin.clone()).requeue(plugin))
 }
 
-/// The namespaces a term is about, those its selector means put in.
+/// The namespaces of a term, with its namespace selector resolved.
 fn scope(term: &AffinityTerm, objects: &Objects) -> Scope {
     if term.namespace_selector.is_everything() {
         return Scope::AllNamespaces;
@@ -71,13 +71,13 @@ fn matcher<'t>(terms: impl Iterator<Item = &'t Arc<AffinityTerm>>, objects: &Obj
     PodMatcher { all_of, exclude_terminating: false }
 }
 
-/// Pods by the domains of one topology.
+/// Number of pods by topology domain, for one topology key.
 #[derive(Clone)]
 struct DomainCounts {
     key: Arc<str>,
     topology: Arc<Topology>,
     counts: Vec<i64>,
-    /// Of all domains.
+    /// Sum over all domains.
     total: i64,
 }
 
@@ -92,7 +92,7 @@ impl DomainCounts {
         (domain != NO_DOMAIN).then(|| self.counts[domain as usize])
     }
 
-    /// Whether there are pods in the node's domain.
+    /// Whether the node's domain has matching pods.
     fn has_pods(&self, node: NodeId) -> bool {
         self.count_at(node).is_some_and(|count| count > 0)
     }
@@ -106,7 +106,7 @@ impl DomainCounts {
     }
 }
 
-/// The domains of a key in a list of few, added if it is not there.
+/// Returns the counts for a topology key; adds them if missing. A pod has few keys, so a list is enough.
 fn counts_for_key<'a>(
     list: &'a mut Vec<DomainCounts>,
     key: &Arc<str>,
@@ -122,15 +122,15 @@ fn counts_for_key<'a>(
 #[derive(Clone)]
 struct AffinityFilter<'c> {
     cycle: Cycle<'c>,
-    /// Domains where pods are that want this one far away.
+    /// Domains of pods whose anti-affinity excludes this pod.
     existing_anti_affinity_counts: Vec<DomainCounts>,
-    /// For each term of affinity, pods that match all terms.
+    /// For each affinity term, the pods that match all terms.
     affinity_counts: Vec<DomainCounts>,
     affinity_matcher: PodMatcher,
-    /// For each distinct key of anti-affinity.
+    /// For each distinct topology key of anti-affinity.
     anti_affinity_counts: Vec<DomainCounts>,
     anti_affinity_terms: Vec<(Arc<str>, PodMatcher)>,
-    /// The pod matches its own affinity, so it may be the first.
+    /// Whether the pod matches its own affinity terms: it may then be the first of its group.
     matches_itself: bool,
 }
 

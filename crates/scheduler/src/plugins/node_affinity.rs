@@ -1,5 +1,5 @@
-//! NodeAffinity: a pod runs only on nodes its node selector and affinity mean, and rather on those it
-//! prefers. A configuration can add an affinity for all pods.
+//! NodeAffinity: node selector, required and preferred node affinity. The configuration can add an affinity
+//! for all pods (`addedAffinity`).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ struct NodeAffinity {
     added_preferences: Box<[(i32, NodeTerm)]>,
 }
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(args: &Value) -> Result<Plugin, String> {
     let args: Args = parse_args(args)?;
     let added = args.added_affinity.unwrap_or_default();
@@ -70,7 +70,7 @@ impl PreFilter for NodeAffinity {
     }
 }
 
-/// The names of nodes that the affinity is about, if each of its terms lists names.
+/// Returns the node names in the affinity's `matchFields`, if every term has them.
 fn required_node_names(required: Option<&NodeSelector>) -> Option<BTreeSet<&str>> {
     let terms = &required?.0;
     let mut names = BTreeSet::new();

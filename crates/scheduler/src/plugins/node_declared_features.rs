@@ -1,4 +1,4 @@
-//! NodeDeclaredFeatures: a pod that needs a feature of the node runs only where it is declared.
+//! NodeDeclaredFeatures: a pod that requires a node feature runs only on nodes that declare it.
 
 use std::sync::Arc;
 
@@ -12,13 +12,13 @@ pub const NAME: &str = "NodeDeclaredFeatures";
 
 struct NodeDeclaredFeatures;
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(_: &Value) -> Result<Plugin, String> {
     let plugin = Arc::new(NodeDeclaredFeatures);
     Ok(Plugin::new(NAME).pre_filter(plugin.clone()).requeue(plugin))
 }
 
-/// The features a pod needs of its node.
+/// Returns the features that a pod requires from its node.
 fn required_features(pod: &core::Pod) -> Vec<&'static str> {
     let mut required = Vec::new();
     let Some(spec) = &pod.spec else { return required };
@@ -49,7 +49,7 @@ impl PreFilter for NodeDeclaredFeatures {
 }
 
 impl Requeue for NodeDeclaredFeatures {
-    /// What a pod needs cannot be changed while it waits, so only nodes help.
+    /// The required features of a pod are immutable, so only node events matter.
     fn is_schedulable_after_change(&self, _: &PodInfo, change: &ClusterEvent<'_>, _: &State) -> bool {
         let ClusterEvent::Node(pair) = change else { return false };
         pair.new.is_some_and(|new| pair.old.is_none_or(|old| old.features != new.features))
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn returns_required_features_of_pod_spec() {
         check("{}", expect!["skip\n"]);
-        // Rules of another kind, a host's network alone and a user namespace alone need nothing.
+        // Rules with other actions, host network alone and user namespaces alone require no feature.
         let restart = r#"{"containers":[{"name":"c","restartPolicyRules":[{"action":"Restart"}]}]}"#;
         check(restart, expect!["skip\n"]);
         check(r#"{"hostNetwork":true}"#, expect!["skip\n"]);

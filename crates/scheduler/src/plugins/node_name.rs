@@ -1,4 +1,4 @@
-//! NodeName: a pod that names its node runs there only.
+//! NodeName: a pod with a node name fits only this node.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ pub const NAME: &str = "NodeName";
 
 struct NodeName;
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(_: &Value) -> Result<Plugin, String> {
     let plugin = Arc::new(NodeName);
     Ok(Plugin::new(NAME).pre_filter(plugin.clone()).requeue(plugin))

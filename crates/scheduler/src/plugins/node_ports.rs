@@ -1,4 +1,4 @@
-//! NodePorts: the ports of the host that a pod wants must be free.
+//! NodePorts: the host ports of a pod must be free on the node.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ pub const NAME: &str = "NodePorts";
 
 struct NodePorts;
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(_: &Value) -> Result<Plugin, String> {
     let plugin = Arc::new(NodePorts);
     Ok(Plugin::new(NAME).pre_filter(plugin.clone()).requeue(plugin))

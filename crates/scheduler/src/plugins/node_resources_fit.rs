@@ -1,4 +1,4 @@
-//! NodeResourcesFit: a node must have free what a pod asks for; how full it would be is its score.
+//! NodeResourcesFit: the node must have enough free resources for the pod; scores nodes by their utilization.
 
 #[cfg(test)]
 mod tests;
@@ -20,7 +20,7 @@ use crate::state::{NodeId, NodeInfo, PodInfo, State};
 
 pub const NAME: &str = "NodeResourcesFit";
 
-/// The highest score a point of a configured shape can have.
+/// The highest score in a configured shape (upstream's `MaxCustomPriorityScore`).
 const MAX_CONFIGURED_SCORE: i64 = 10;
 
 #[derive(Default, Deserialize)]
@@ -59,7 +59,7 @@ struct UtilizationShapePoint {
     score: i64,
 }
 
-/// A resource that counts in a score, as plugin arguments name it.
+/// A resource with its weight, as in plugin arguments.
 #[derive(Clone, Deserialize)]
 pub(super) struct ResourceSpec {
     pub name: String,
@@ -67,7 +67,7 @@ pub(super) struct ResourceSpec {
     pub weight: i64,
 }
 
-/// The resources with their weights; CPU and memory alike if none are named.
+/// Returns the resources with their weights; CPU and memory with equal weights by default.
 pub(super) fn resources_with_weights(specs: &[ResourceSpec]) -> Result<Vec<(ResourceName, i64)>, String> {
     if specs.is_empty() {
         return Ok(vec![(ResourceName::Cpu, 1), (ResourceName::Memory, 1)]);
@@ -85,11 +85,11 @@ struct Fit {
     ignored_groups: Vec<String>,
     strategy_type: ScoringStrategyType,
     resources: Vec<(ResourceName, i64)>,
-    /// Utilization and score, ascending.
+    /// Utilization and score, in ascending order.
     shape: Vec<(i64, i64)>,
 }
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(args: &Value) -> Result<Plugin, String> {
     let args: Args = parse_args(args)?;
     let strategy = args.scoring_strategy;
@@ -139,7 +139,8 @@ impl PreFilter for Fit {
 }
 
 impl Fit {
-    /// What the node lacks, without what `devices` may stand for there.
+    /// Returns the insufficient resources. Resources in `devices` that the node does not provide are skipped:
+    /// DRA allocates devices for them.
     fn fits(&self, request: &Resources, devices: &[ExtendedResource], node: &NodeInfo) -> Status {
         let mut insufficient = InsufficientResources::default();
         let (has, used) = (&node.allocatable, &node.requested);
@@ -198,13 +199,13 @@ impl Fit {
     }
 }
 
-/// A share of the whole, out of a hundred.
+/// Percentage of `whole`. Falls back to 128-bit arithmetic on overflow.
 fn share(part: i64, whole: i64) -> i64 {
     part.checked_mul(MAX_SCORE)
         .map_or_else(|| (i128::from(part) * 100 / i128::from(whole)) as i64, |p| p / whole)
 }
 
-/// The height of a line through points.
+/// Interpolates linearly between the points of a shape (upstream's `BuildBrokenLinearFunction`).
 fn broken_linear(shape: &[(i64, i64)], at: i64) -> i64 {
     let Some(next) = shape.iter().position(|(x, _)| at <= *x) else {
         return shape.last().map_or(0, |(_, y)| *y);
@@ -219,7 +220,7 @@ fn broken_linear(shape: &[(i64, i64)], at: i64) -> i64 {
 #[derive(Default)]
 struct InsufficientResources {
     reasons: Vec<Cow<'static, str>>,
-    /// The node is too small even when empty.
+    /// A request exceeds the node's allocatable amount, so preemption cannot help.
     exceeds_allocatable: bool,
 }
 
@@ -239,7 +240,7 @@ impl InsufficientResources {
     }
 }
 
-/// What a pod counts as for one resource in scores.
+/// The amount of a resource that a pod counts for in scores.
 fn scoring_request(pod: &PodInfo, name: &ResourceName) -> i64 {
     match name {
         ResourceName::Cpu => pod.requests.scoring[0],
@@ -252,7 +253,7 @@ impl PreScore for Fit {
     fn pre_score<'c>(&'c self, cycle: &Cycle<'c>, _: &[NodeId]) -> PreScoreResult<'c> {
         let requests =
             self.resources.iter().map(|(name, weight)| (name, *weight, scoring_request(cycle.pod, name)));
-        // Resources the pod does not ask for by name say nothing about a node.
+        // Extended resources that the pod does not request are left out of the score.
         let is_included = |(name, _, amount): &(&ResourceName, i64, i64)| {
             *amount != 0 || !matches!(name, ResourceName::Scalar(name) if is_scalar(name))
         };
@@ -265,7 +266,7 @@ impl PreScore for Fit {
 
 struct AllocationScore<'c> {
     fit: &'c Fit,
-    /// Resource, weight, what the pod counts as.
+    /// Resource, weight and the pod's request.
     requests: Vec<(&'c ResourceName, i64, i64)>,
 }
 
@@ -327,7 +328,7 @@ impl Requeue for Fit {
                 }
                 _ => false,
             },
-            // It may stand for something the pod wants.
+            // The class may back an extended resource that the pod requests.
             ClusterEvent::DeviceClass(pair) => {
                 pair.new.is_some() && !resources_with_device_class(pod, &state.objects).is_empty()
             }
@@ -336,7 +337,7 @@ impl Requeue for Fit {
     }
 }
 
-/// Whether the node has more of something the pod wants.
+/// Whether the node has more of a resource that the pod requests.
 fn has_more_requested_resources(request: &Resources, old: &Resources, new: &Resources) -> bool {
     new.pods > old.pods
         || (request.milli_cpu > 0 && new.milli_cpu > old.milli_cpu)
@@ -345,7 +346,7 @@ fn has_more_requested_resources(request: &Resources, old: &Resources, new: &Reso
         || request.scalar.iter().any(|(name, amount)| *amount > 0 && new.scalar(name) > old.scalar(name))
 }
 
-/// Whether the changed pod takes less of something the waiting pod wants.
+/// Whether the updated pod uses less of a resource that the unscheduled pod requests.
 fn is_resource_scale_down(request: &Resources, old: &PodInfo, new: &PodInfo) -> bool {
     let (old, new) = (&old.requests.exact, &new.requests.exact);
     (request.milli_cpu > 0 && old.milli_cpu > new.milli_cpu)

@@ -1,4 +1,4 @@
-//! NodeUnschedulable: a cordoned node takes only pods that tolerate that.
+//! NodeUnschedulable: a cordoned node accepts only pods that tolerate the `unschedulable` taint.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ pub const NAME: &str = "NodeUnschedulable";
 
 struct NodeUnschedulable;
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(_: &Value) -> Result<Plugin, String> {
     let plugin = Arc::new(NodeUnschedulable);
     Ok(Plugin::new(NAME).pre_filter(plugin.clone()).requeue(plugin))

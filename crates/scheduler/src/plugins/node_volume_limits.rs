@@ -1,4 +1,4 @@
-//! NodeVolumeLimits: a node takes only as many volumes of a driver as its CSINode says.
+//! NodeVolumeLimits: limits the CSI volumes of each driver on a node to the count in its CSINode.
 
 #[cfg(test)]
 mod tests;
@@ -20,16 +20,17 @@ pub const NAME: &str = "NodeVolumeLimits";
 
 struct NodeVolumeLimits;
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(_: &Value) -> Result<Plugin, String> {
     let plugin = Arc::new(NodeVolumeLimits);
     Ok(Plugin::new(NAME).pre_filter(plugin.clone()).requeue(plugin))
 }
 
-/// Volumes by what makes them one, with their driver.
+/// Drivers by unique volume name.
 type Volumes = BTreeMap<String, String>;
 
-/// The volumes of drivers a pod uses. One that is not made yet counts by its claim.
+/// The CSI volumes of a pod. A claim without a volume yet counts under the claim's name. `strict`: a missing
+/// claim is an error.
 fn volumes(pod: &PodInfo, objects: &Objects, strict: bool) -> Result<Volumes, String> {
     let mut found = Volumes::new();
     for name in pod.volumes.iter().filter_map(Volume::claim) {

@@ -1,7 +1,7 @@
-//! PodTopologySpread: pods that look alike are spread over zones, nodes or other domains.
+//! PodTopologySpread: spreads similar pods over zones, nodes or other topology domains.
 //!
-//! How many there are on each node is kept by the state (see [`crate::state::tally`]); what is left to do per
-//! pod is to sum them up by domain.
+//! The state keeps the number of matching pods on each node (see [`crate::state::topology`]); per pod the
+//! plugin only sums up the counts by domain.
 
 #[cfg(test)]
 mod tests;
@@ -43,13 +43,13 @@ enum DefaultingType {
 }
 
 struct PodTopologySpread {
-    /// For pods without constraints; their selector is that of the pods they belong together with.
+    /// Constraints for pods without their own; the selector is that of the pod's Services and workloads.
     defaults: Vec<SpreadConstraint>,
-    /// The defaults are the system's, for which a node need not have every label.
+    /// Whether the system defaults apply. Their nodes need not have every topology label.
     system: bool,
 }
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(args: &Value) -> Result<Plugin, String> {
     let args: Args = parse_args(args)?;
     let system = args.defaulting_type == DefaultingType::System;
@@ -75,7 +75,7 @@ pub fn make(args: &Value) -> Result<Plugin, String> {
 }
 
 impl PodTopologySpread {
-    /// The constraints of a pod that must, or should, hold.
+    /// Returns the constraints of a pod: `DoNotSchedule` if `hard`, otherwise `ScheduleAnyway`.
     fn constraints(&self, pod: &PodInfo, state: &State, hard: bool) -> Vec<SpreadConstraint> {
         if !pod.spread.is_empty() {
             return pod.spread.iter().filter(|constraint| constraint.hard == hard).cloned().collect();
@@ -96,7 +96,7 @@ impl PodTopologySpread {
     }
 }
 
-/// The pods a constraint counts, on each node.
+/// Counts the matching pods on each node.
 fn count_matching_pods(cycle: &Cycle<'_>, constraint: &SpreadConstraint) -> PerNodeCounts {
     if constraint.selector.is_everything() {
         return PerNodeCounts::default();
@@ -107,26 +107,26 @@ fn count_matching_pods(cycle: &Cycle<'_>, constraint: &SpreadConstraint) -> PerN
         .count(&PodMatcher { all_of: vec![(scope, constraint.selector.clone())], exclude_terminating: true })
 }
 
-/// Whether a node counts at all for a constraint.
+/// Whether a node counts for a constraint, by its node affinity and taint policies.
 fn matches_node_policies(constraint: &SpreadConstraint, pod: &PodInfo, node: &NodeInfo) -> bool {
     (!constraint.honor_affinity || pod.nodes.allows(node))
         && (!constraint.honor_taints || tolerates_taints(&node.taints, &pod.tolerations))
 }
 
-/// Whether every node counts, so that none needs to be asked.
+/// Whether every node counts, so that the policies need not be evaluated per node.
 fn has_no_node_policies(constraint: &SpreadConstraint, pod: &PodInfo) -> bool {
     (!constraint.honor_affinity || pod.nodes.matches_all_nodes()) && !constraint.honor_taints
 }
 
-/// One constraint with its counts by domain.
+/// A constraint with its counts by domain.
 #[derive(Clone)]
 struct DomainPodCounts<'c> {
     constraint: Arc<SpreadConstraint>,
     pod: &'c PodInfo,
     topology: Arc<Topology>,
-    /// Pods by domain; `None` for domains none of whose nodes count.
+    /// Number of pods by domain; `None` for domains without counted nodes.
     by_domain: Vec<Option<u32>>,
-    /// The pod itself counts.
+    /// 1 if the pod matches its own selector, otherwise 0.
     self_match: i64,
 }
 
@@ -175,7 +175,7 @@ impl PreFilter for PodTopologySpread {
 #[derive(Clone)]
 struct SpreadFilter<'c> {
     counts: Vec<DomainPodCounts<'c>>,
-    /// The least loaded domain of each.
+    /// The minimum over all domains, by constraint.
     min_matches: Vec<i64>,
 }
 
@@ -278,7 +278,7 @@ impl PreScore for PodTopologySpread {
     }
 }
 
-/// How many values of the label the nodes have; those without it are of one more.
+/// Number of distinct label values on the nodes. Nodes without the label count as one more value.
 fn domains_of<'a>(nodes: impl Iterator<Item = &'a NodeId>, topology: &Topology) -> usize {
     let mut seen = vec![false; topology.len() + 1];
     for node in nodes {
@@ -290,7 +290,7 @@ fn domains_of<'a>(nodes: impl Iterator<Item = &'a NodeId>, topology: &Topology) 
 
 struct SpreadScore {
     constraints: Vec<ConstraintScore>,
-    /// Nodes that lack a label: they score nothing.
+    /// Nodes without all topology labels; they score 0.
     ignored: Vec<NodeId>,
 }
 

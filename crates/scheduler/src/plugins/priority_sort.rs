@@ -1,4 +1,4 @@
-//! PrioritySort: pods of higher priority first, then those that wait longer.
+//! PrioritySort: orders pods by priority, then by the time they were queued.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ pub const NAME: &str = "PrioritySort";
 
 struct PrioritySort;
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(_: &Value) -> Result<Plugin, String> {
     Ok(Plugin::new(NAME).queue_sort(Arc::new(PrioritySort)))
 }
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
     use crate::testing::test_cluster;
 
-    /// Which of two pods goes first, each queued at that second.
+    /// Compares two pods, each queued at the given second.
     #[track_caller]
     fn check((a, a_at): (&str, i64), (b, b_at): (&str, i64), expected: Ordering) {
         let sort = make(&Value::Null).unwrap().queue_sort.unwrap();
@@ -47,15 +47,15 @@ mod tests {
     #[test]
     fn queue_order_is_priority_then_time() {
         for (a, b, first) in [
-            // Who came earlier does not matter between priorities.
+            // The queue time does not matter between different priorities.
             (("pod a priority=10", 9), ("pod b priority=5", 1), Ordering::Less),
             (("pod a priority=-1", 1), ("pod b", 9), Ordering::Greater),
-            // None is as good as zero.
+            // No priority is priority 0.
             (("pod a", 3), ("pod b priority=0", 3), Ordering::Equal),
             (("pod a", 3), ("pod b priority=0", 4), Ordering::Less),
             (("pod a priority=7", 1), ("pod b priority=7", 2), Ordering::Less),
             (("pod a priority=7", 2), ("pod b priority=7", 1), Ordering::Greater),
-            // The lowest and the highest there can be.
+            // The extreme values.
             (("pod a priority=2147483647", 2), ("pod b priority=-2147483648", 1), Ordering::Less),
         ] {
             check(a, b, first);

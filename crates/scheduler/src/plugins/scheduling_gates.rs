@@ -1,4 +1,4 @@
-//! SchedulingGates: a pod with gates is not scheduled until they are gone.
+//! SchedulingGates: a pod is not scheduled while it has scheduling gates.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ pub const NAME: &str = "SchedulingGates";
 
 struct SchedulingGates;
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(_: &Value) -> Result<Plugin, String> {
     let plugin = Arc::new(SchedulingGates);
     Ok(Plugin::new(NAME).pre_enqueue(plugin.clone()).requeue(plugin))

@@ -1,5 +1,5 @@
-//! TaintToleration: a pod stays off nodes with taints it does not tolerate, and rather off those it is asked
-//! to avoid.
+//! TaintToleration: filters nodes with taints that the pod does not tolerate, and prefers nodes with fewer
+//! untolerated PreferNoSchedule taints.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ pub const NAME: &str = "TaintToleration";
 
 struct TaintToleration;
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(_: &Value) -> Result<Plugin, String> {
     let plugin = Arc::new(TaintToleration);
     Ok(Plugin::new(NAME).pre_filter(plugin.clone()).pre_score(plugin.clone()).requeue(plugin))
@@ -45,7 +45,7 @@ impl PreScore for TaintToleration {
     }
 }
 
-/// Counts the taints to be avoided; fewer are better.
+/// Counts the untolerated PreferNoSchedule taints; fewer are better.
 struct TaintScore<'c>(Vec<&'c Toleration>);
 
 impl Score for TaintScore<'_> {

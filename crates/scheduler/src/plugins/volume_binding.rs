@@ -1,8 +1,8 @@
-//! VolumeBinding: a pod runs where its volumes are or can be made.
+//! VolumeBinding: a pod fits a node if its volumes are accessible there or can be provisioned.
 //!
-//! Claims of a class that waits for its first consumer are matched with volumes here, or sent to be made on
-//! the node chosen. What is chosen is marked in the state when the node is reserved, so that the next pod
-//! does not choose the same volume, written to the API before the pod is bound, and then waited for.
+//! Claims with `WaitForFirstConsumer` are matched with volumes or provisioned on the selected node. The
+//! decision is assumed in the state at Reserve, so that the next pod does not select the same volume; PreBind
+//! writes it to the API and waits until the claims are bound.
 
 mod binder;
 #[cfg(test)]
@@ -31,7 +31,7 @@ use binder::{PodVolumeClaims, VolumeBindings, claims_of, volume_limit};
 
 pub const NAME: &str = "VolumeBinding";
 
-/// Says on which node a volume is to be made.
+/// Annotation with the node on which a volume is to be provisioned.
 const SELECTED_NODE_ANNOTATION: &str = "volume.kubernetes.io/selected-node";
 
 #[derive(Deserialize)]
@@ -48,21 +48,21 @@ impl Default for Args {
 
 struct VolumeBinding {
     timeout: Duration,
-    /// What is chosen for pods on their way, by UID.
+    /// Assumed decisions of pods between Reserve and PreBind, by pod UID.
     assumed_pods: Mutex<HashMap<Arc<str>, PodVolumes>>,
 }
 
-/// What a pod's volumes will be, and what they were.
+/// The assumed volumes and claims of a pod, each before and after.
 #[derive(Clone, Default)]
 struct PodVolumes {
     volumes: Vec<(Arc<core::PersistentVolume>, Arc<core::PersistentVolume>)>,
-    /// Claims to be provisioned.
+    /// Claims to provision.
     claims: Vec<(Arc<core::PersistentVolumeClaim>, Arc<core::PersistentVolumeClaim>)>,
-    /// The keys of all claims that must be bound.
+    /// Keys of all claims that must become bound.
     claims_to_bind: Vec<String>,
 }
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(args: &Value) -> Result<Plugin, String> {
     let args: Args = parse_args(args)?;
     let plugin = Arc::new(VolumeBinding {
@@ -137,7 +137,7 @@ impl Reserve for VolumeBinding {
 
     fn unreserve(&self, state: &mut State, pod: &PodInfo, _: &Arc<str>) {
         let Some(assumed_pod) = self.assumed_pods.lock().remove(&pod.uid) else { return };
-        // What an event has changed since then is newer than what it was.
+        // An object that an event has replaced since then is newer than the original: keep it.
         for (original, assumed_volume) in assumed_pod.volumes {
             if let Some(now) = state.objects.volumes.get_mut(name_of(&original))
                 && Arc::ptr_eq(now, &assumed_volume)
@@ -172,7 +172,7 @@ fn claim_key(claim: &core::PersistentVolumeClaim) -> String {
     key(meta.namespace.as_deref().unwrap_or_default(), meta.name.as_deref().unwrap_or_default())
 }
 
-/// The volume with the claim it is for.
+/// Returns the volume with its claimRef set to the claim.
 fn assume_volume_binding(
     volume: &core::PersistentVolume,
     claim: &core::PersistentVolumeClaim,
@@ -228,7 +228,7 @@ impl PreBind for VolumeBinding {
     }
 }
 
-/// Whether a claim is bound, or never will be; `None` if that is open.
+/// Whether a claim is bound or its provisioning has failed; `None` if neither is decided yet.
 fn is_bound(
     key: &str,
     claim: Option<&core::PersistentVolumeClaim>,
@@ -246,8 +246,9 @@ fn is_bound(
         .as_ref()
         .and_then(|all| all.get(SELECTED_NODE_ANNOTATION))
         .map(String::as_str);
-    // A provisioner that cannot make the volume there takes the mark away. Before the mark is seen at all
-    // the claim is as it was.
+    // A provisioner that cannot provision on this node removes or changes the annotation. A missing
+    // annotation may also mean that the update has not arrived yet, so only another node's name counts as
+    // failure.
     if node.is_some() && selected_node.is_some() && selected_node != node {
         return Some(Err(format!("binding volumes: provisioning failed for PVC {key:?}")));
     }

@@ -1,4 +1,4 @@
-//! VolumeRestrictions: disks that only one pod may use, and claims that say so.
+//! VolumeRestrictions: disks that only one pod on a node may use, and ReadWriteOncePod claims.
 
 #[cfg(test)]
 mod tests;
@@ -19,13 +19,13 @@ const READ_WRITE_ONCE_POD_CONFLICT: &str = "node(s) unavailable due to Persisten
 
 struct VolumeRestrictions;
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(_: &Value) -> Result<Plugin, String> {
     let plugin = Arc::new(VolumeRestrictions);
     Ok(Plugin::new(NAME).pre_filter(plugin.clone()).requeue(plugin))
 }
 
-/// Whether two pods cannot have these volumes on one node.
+/// Whether two volumes cannot be used by two pods on the same node.
 fn is_volume_conflict(a: &Volume, b: &Volume) -> bool {
     match (a, b) {
         (
@@ -82,7 +82,7 @@ impl PreFilter for VolumeRestrictions {
     }
 }
 
-/// What a lister says of a claim that is not there.
+/// The error text of upstream's lister for a missing claim.
 pub(super) fn missing_claim(name: &str) -> String {
     format!("persistentvolumeclaim {name:?} not found")
 }
@@ -90,7 +90,7 @@ pub(super) fn missing_claim(name: &str) -> String {
 #[derive(Clone)]
 struct VolumeConflictFilter<'c> {
     pod: &'c PodInfo,
-    /// Claims only one pod may use.
+    /// The pod's ReadWriteOncePod claims.
     read_write_once_claims: Vec<&'c str>,
     /// How many of them are in use.
     conflicting_claims: i64,
@@ -143,7 +143,7 @@ impl Requeue for VolumeRestrictions {
     }
 }
 
-/// Whether a claim is one the pod uses; with `ephemeral`, also one made for it.
+/// Whether the pod uses the claim; with `ephemeral`, generic ephemeral volumes count, too.
 pub(super) fn is_claim_of(
     pod: &PodInfo,
     claim: &k8s_openapi::api::core::v1::PersistentVolumeClaim,

@@ -1,4 +1,4 @@
-//! VolumeZone: a pod runs in the zone and region of its volumes.
+//! VolumeZone: a pod fits nodes in the zone and region of its volumes.
 
 #[cfg(test)]
 mod tests;
@@ -23,13 +23,13 @@ const TOPOLOGY_LABELS: [&str; 4] = [
 
 struct VolumeZone;
 
-/// Makes the plugin.
+/// Creates the plugin.
 pub fn make(_: &Value) -> Result<Plugin, String> {
     let plugin = Arc::new(VolumeZone);
     Ok(Plugin::new(NAME).pre_filter(plugin.clone()).requeue(plugin))
 }
 
-/// A label a node must have, with the values that will do.
+/// A topology label of a volume with the values that a node may have.
 struct VolumeTopology {
     label: &'static str,
     values: Vec<String>,
@@ -91,7 +91,7 @@ impl PreFilter for VolumeZone {
     }
 }
 
-/// The name a label has today.
+/// Maps a beta topology label to its stable name.
 fn stable_label(label: &str) -> String {
     label.replace("failure-domain.beta.kubernetes.io/", "topology.kubernetes.io/")
 }

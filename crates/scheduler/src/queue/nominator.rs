@@ -1,4 +1,4 @@
-//! Pods that are promised a node once there is room.
+//! Pods nominated to a node, which wait for victims to terminate.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::framework::Nominations;
 use crate::state::PodInfo;
 
-/// Promises, by node and by pod.
+/// Nominations by node and by pod.
 #[derive(Default)]
 pub struct Nominator {
     by_node: HashMap<Arc<str>, Vec<Arc<PodInfo>>>,
@@ -14,7 +14,7 @@ pub struct Nominator {
 }
 
 impl Nominator {
-    /// Promises a pod a node: the one given, or the one its status names.
+    /// Nominates a pod to `node`, or to the `nominatedNodeName` in its status.
     pub fn add(&mut self, pod: &Arc<PodInfo>, node: Option<&Arc<str>>) {
         self.remove(&pod.uid);
         let Some(node) = node.or(pod.nominated.as_ref()) else { return };
@@ -22,7 +22,7 @@ impl Nominator {
         self.node_of.insert(pod.uid.clone(), node.clone());
     }
 
-    /// Takes a promise back.
+    /// Removes a nomination.
     pub fn remove(&mut self, uid: &str) {
         let Some(node) = self.node_of.remove(uid) else { return };
         if let Some(pods) = self.by_node.get_mut(&node) {
@@ -33,7 +33,7 @@ impl Nominator {
         }
     }
 
-    /// A pod changed. A promise that is not written in its status yet is kept.
+    /// Updates a pod. A nomination that is not yet in the pod's status is kept.
     pub fn update(&mut self, old: &PodInfo, new: &Arc<PodInfo>) {
         let nominated_node = if old.nominated.is_none() && new.nominated.is_none() {
             self.node_of.get(&old.uid).cloned()
@@ -44,7 +44,7 @@ impl Nominator {
         self.add(new, nominated_node.as_ref());
     }
 
-    /// The node a pod is promised.
+    /// Returns the node that a pod is nominated to.
     pub fn node_of(&self, uid: &str) -> Option<&Arc<str>> {
         self.node_of.get(uid)
     }

@@ -80,7 +80,7 @@ fn requeues_unschedulable_pod_on_matching_event() {
     assert_eq!(test_queue.position("a"), Some(QueuePosition::Unschedulable));
     test_queue.node_added("node n cpu=2");
     assert_eq!(test_queue.position("a"), Some(QueuePosition::Backoff));
-    // Nobody else is waiting, so it need not either.
+    // No other pod is active, so it is popped before its backoff ends.
     assert_eq!(test_queue.pop().as_deref(), Some("a"));
 }
 
@@ -90,7 +90,7 @@ fn backoff_is_exponential_up_to_maximum() {
     test_queue.add("pod a");
     test_queue.add("pod busy priority=9");
     for seconds in [1, 2, 4, 8, 10, 10] {
-        // The busy pod keeps the scheduler from taking pods out of backoff early.
+        // The busy pod is always active, so pods are not popped from backoff early.
         let busy = test_queue.queue.pop().unwrap();
         let queued_pod = test_queue.queue.pop().unwrap();
         assert_eq!((&*busy.info.name, &*queued_pod.info.name), ("busy", "a"));
@@ -161,7 +161,8 @@ fn nominated_node_is_updated_and_removed_with_pod() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// No pod is lost and none is there twice, whatever happens; left alone, all are tried in the end.
+    /// For any sequence of operations no pod is lost or duplicated, and without further events all are popped
+    /// in the end.
     #[test]
     fn queue_tracks_each_pod_exactly_once(steps in prop::collection::vec((0..6u8, 0..5u8, 0..4000i64), 1..80)) {
         let mut test_queue = new_test_queue();

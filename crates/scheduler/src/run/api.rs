@@ -1,4 +1,4 @@
-//! The scheduler's calls, made with a client.
+//! The scheduler's API requests.
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1 as core;
@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 use crate::bind::{Api, ApiError};
 use crate::state::PodInfo;
 
-/// Calls by a client.
+/// Implementation of [`Api`] with a client.
 pub(crate) struct ClientApi(pub Client);
 
 impl From<Error> for ApiError {
     fn from(error: Error) -> ApiError {
-        // A failure that is not an answer has its cause in its chain.
+        // A transport error has its cause in the source chain.
         let mut message = error.to_string();
         let mut source = std::error::Error::source(&error);
         while let Some(cause) = source {

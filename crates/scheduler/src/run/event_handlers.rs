@@ -1,4 +1,4 @@
-//! Hears of every object the engine wants to know of.
+//! Registers the event handlers of all informers.
 
 use std::sync::Arc;
 
@@ -10,7 +10,8 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::engine::{Delta, Event};
 use crate::object_waiter::ObjectWaiter;
 
-/// Begins to listen to everything, volumes and namespaces before pods.
+/// Registers all handlers, those for volumes and namespaces before those for pods: pods are then added with
+/// their dependencies known.
 pub(super) fn add_all_event_handlers(
     caches: &Caches,
     events: &UnboundedSender<Event>,
@@ -51,7 +52,7 @@ fn add_event_handler<T: Object>(
     let events = events.clone();
     cache.listen(move |changed| {
         let delta = Delta { before: changed.before.cloned(), after: changed.after.cloned() };
-        // Nobody listens any more only when the scheduler stops.
+        // The receiver is dropped only when the scheduler stops.
         let _ = events.send(event(delta));
     });
 }

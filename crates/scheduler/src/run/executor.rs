@@ -1,4 +1,4 @@
-//! Carries out what the engine has decided.
+//! Executes the engine's actions: binding cycles, preemption, status patches and events.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,19 +15,19 @@ use crate::framework::{CleanupTask, Status};
 use crate::plugins::dynamic_resources;
 use crate::state::PodInfo;
 
-/// How often a call that failed in passing is tried, and how long to wait in between at first.
+/// How often a request with a temporary error is tried, and the first delay between attempts.
 const MAX_API_ATTEMPTS: u32 = 4;
 const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(10);
 
 impl Executor {
-    /// Begins to carry out an action.
+    /// Starts the execution of an action; does not wait for it.
     pub(super) fn execute(&self, action: Action) {
         match action {
             Action::RecordEvent(note) => self.record_event(note),
             Action::Bind(binding) => self.spawn(|executor| executor.run_binding_cycle(binding)),
             Action::Cleanup(task) => self.spawn(|executor| async move {
                 if let Err(error) = executor.run_cleanup_task(&task).await {
-                    tracing::warn!(%error, ?task, "cannot free a resource claim");
+                    tracing::warn!(%error, ?task, "failed to deallocate or delete ResourceClaim");
                 }
             }),
             Action::Preempt(preemption) => self.spawn(|executor| executor.preempt(preemption)),
@@ -36,7 +36,7 @@ impl Executor {
                 if let Err(error) = patched
                     && !error.is_not_found()
                 {
-                    tracing::warn!(%error, namespace = &*namespace, name = &*name, "cannot write a pod's status");
+                    tracing::warn!(%error, namespace = &*namespace, name = &*name, "failed to patch pod status");
                 }
             }),
         }
@@ -46,7 +46,7 @@ impl Executor {
         let work = work(self.clone());
         let task_limit = self.task_limit.clone();
         tokio::spawn(async move {
-            // The semaphore is never closed.
+            // `acquire_owned` fails only if the semaphore is closed, which never happens.
             let _permit = task_limit.acquire_owned().await;
             work.await;
         });
@@ -99,6 +99,7 @@ impl Executor {
             Err(failure) => {
                 let key = Key { namespace: binding.info.namespace.clone(), name: binding.info.name.clone() };
                 let current = self.ctx.caches.pods().get_exactly(&key, &binding.info.uid);
+                // A pod that was bound or deleted meanwhile must not return to the queue.
                 let waits = |pod: &Arc<k8s_openapi::api::core::v1::Pod>| {
                     pod.spec.as_ref().is_none_or(|spec| spec.node_name.is_none())
                 };
@@ -112,7 +113,7 @@ impl Executor {
         let (info, node) = (binding.info.clone(), binding.node.clone());
         let has_pre_bind_work = binding.profile.pre_bind.iter().any(|(_, plugin)| plugin.has_work(&info));
         if has_pre_bind_work || !binding.permit_waits.is_empty() {
-            // Others should know where the pod is going while it is not bound yet.
+            // Written before PreBind and Permit waits, so that other components know where the pod is going.
             let patch = json!({"status": {"nominatedNodeName": &*node}});
             let _ = self.bind.api.patch_pod_status(&info.namespace, &info.name, &patch).await;
         }
@@ -167,7 +168,7 @@ impl Executor {
                 }
             }
         }
-        Err(BindFailure::Error("no bind plugin takes the pod".to_owned()))
+        Err(BindFailure::Error("all Bind plugins skipped the pod".to_owned()))
     }
 
     async fn run_cleanup_task(&self, task: &CleanupTask) -> Result<(), ApiError> {
@@ -181,7 +182,8 @@ impl Executor {
         }
     }
 
-    /// Takes promises of lower pods back, then removes the victims, all but the last at once.
+    /// Clears the nominations of pods with lower priority, then deletes the victims one by one. If one cannot
+    /// be deleted, the preemptor is activated again.
     async fn preempt(self, preemption: Preemption) {
         let started = Instant::now();
         for pod in &preemption.lower_priority_nominated_pods {
@@ -191,7 +193,7 @@ impl Executor {
         let mut failed = false;
         for victim in preemption.victims.iter().filter(|victim| !victim.terminating) {
             if let Err(error) = self.preempt_pod(&preemption, victim).await {
-                tracing::warn!(%error, victim = victim.key(), "cannot remove a pod to make room");
+                tracing::warn!(%error, victim = victim.key(), "failed to delete preemption victim");
                 failed = true;
                 break;
             }
@@ -247,7 +249,8 @@ impl Executor {
     }
 }
 
-/// Events name their source by a constant; schedulers of other names are few and live as long as we do.
+/// Leaks the name because event sources are `&'static str`. Custom scheduler names are few and live as long
+/// as the process.
 fn source(name: String) -> &'static str {
     use std::sync::LazyLock;
 

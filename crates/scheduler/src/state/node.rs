@@ -1,4 +1,4 @@
-//! A node and what the pods on it take.
+//! A node and the resources that its pods use. Counterpart of upstream's `NodeInfo`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,15 +10,15 @@ use super::pod::{HostPort, PodInfo};
 use super::resources::Resources;
 use super::selection::Taint;
 
-/// A node's place in the scheduler's tables. Given again after the node is gone.
+/// Index of a node in the scheduler's tables. Reused after the node is removed.
 pub type NodeId = u32;
 
-/// A node with the sums over its pods.
+/// A node with sums over its pods.
 #[derive(Clone, Debug)]
 pub struct NodeInfo {
     pub id: NodeId,
     pub name: Arc<str>,
-    /// `None` while pods name a node that is not there (any more).
+    /// `None` if pods refer to a node that does not exist (any more).
     pub object: Option<Arc<core::Node>>,
     pub labels: Labels,
     pub taints: Box<[Taint]>,
@@ -27,18 +27,18 @@ pub struct NodeInfo {
     /// Images on the node with their sizes, sorted by name.
     pub images: Box<[(Arc<str>, i64)]>,
     pub features: Box<[String]>,
-    /// What the pods on the node ask for.
+    /// Sum of the pods' requests.
     pub requested: Resources,
-    /// CPU and memory with the defaults for containers that ask for none.
+    /// Sum of CPU and memory requests with defaults for containers without requests.
     pub nonzero: [i64; 2],
     pub ports: HostPortInfo,
-    /// How many pods use each claim, by `namespace/name`.
+    /// Number of pods that use each claim, by `namespace/name`.
     pub claims: BTreeMap<Arc<str>, u32>,
     pub pods: Vec<Arc<PodInfo>>,
 }
 
 impl NodeInfo {
-    /// A node of which nothing is known but that pods name it.
+    /// A node of which only the name is known.
     pub fn named(id: NodeId, name: Arc<str>) -> NodeInfo {
         NodeInfo {
             id,
@@ -58,7 +58,7 @@ impl NodeInfo {
         }
     }
 
-    /// Takes over what the object says.
+    /// Sets the fields that come from the object.
     pub fn set(&mut self, node: Arc<core::Node>, strings: &mut StringPool) {
         let (spec, status) = (node.spec.as_ref(), node.status.as_ref());
         self.labels = strings.labels(node.metadata.labels.as_ref());
@@ -79,7 +79,7 @@ impl NodeInfo {
         self.object = Some(node);
     }
 
-    /// The node's object is gone, though pods may still name it.
+    /// Clears the fields that come from the object; pods stay.
     pub fn unset(&mut self) {
         let empty = NodeInfo::named(self.id, self.name.clone());
         let pods = std::mem::take(&mut self.pods);
@@ -89,13 +89,13 @@ impl NodeInfo {
         }
     }
 
-    /// Puts a pod on the node.
+    /// Adds a pod.
     pub fn add(&mut self, pod: Arc<PodInfo>) {
         self.adjust(&pod, 1);
         self.pods.push(pod);
     }
 
-    /// Takes a pod off the node.
+    /// Removes a pod.
     pub fn remove(&mut self, uid: &str) -> Option<Arc<PodInfo>> {
         let at = self.pods.iter().position(|pod| &*pod.uid == uid)?;
         let pod = self.pods.swap_remove(at);
@@ -124,14 +124,14 @@ impl NodeInfo {
         }
     }
 
-    /// The size of an image on the node.
+    /// Returns the size of an image on the node.
     pub fn image(&self, name: &str) -> Option<i64> {
         let at = self.images.binary_search_by(|(known, _)| (**known).cmp(name)).ok()?;
         Some(self.images[at].1)
     }
 }
 
-/// Ports of the host in use.
+/// Host ports in use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostPortInfo(Vec<HostPort>);
 
@@ -146,12 +146,12 @@ impl HostPortInfo {
         }
     }
 
-    /// Whether the port is taken, on the same address or on all.
+    /// Whether the port is in use on the same address or on all addresses.
     pub fn conflicts(&self, host_port: &HostPort) -> bool {
         self.0.iter().any(|used| used.conflicts_with(host_port))
     }
 
-    /// All of them, sorted.
+    /// All ports, sorted.
     pub fn sorted(&self) -> Vec<(Arc<str>, Arc<str>, i32)> {
         let mut all: Vec<_> = self.0.iter().map(|p| (p.ip.clone(), p.protocol.clone(), p.port)).collect();
         all.sort();

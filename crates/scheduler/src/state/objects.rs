@@ -1,4 +1,4 @@
-//! Everything else the plugins ask about: namespaces, volumes, workloads, budgets.
+//! Other objects that plugins read: namespaces, volumes, workloads, PodDisruptionBudgets.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use super::labels::Labels;
 use super::pod::PodInfo;
 use super::selection::{selector, selector_of_set};
 
-/// Objects by `namespace/name`, or by name if they have no namespace.
+/// Objects by `namespace/name`; cluster-scoped ones by name.
 pub type ByKey<T> = HashMap<String, Arc<T>>;
 
-/// Objects that are neither nodes nor pods.
+/// Objects other than nodes and pods.
 #[derive(Default)]
 pub struct Objects {
     namespaces: BTreeMap<Arc<str>, Labels>,
@@ -37,7 +37,7 @@ pub struct Objects {
     budgets: HashMap<String, Budget>,
 }
 
-/// A controller whose selector says which pods belong together.
+/// A kind of controller whose selector identifies similar pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Workload {
     ReplicaSet,
@@ -45,17 +45,17 @@ pub enum Workload {
     StatefulSet,
 }
 
-/// What of a PodDisruptionBudget matters when pods are to be removed.
+/// The fields of a PodDisruptionBudget that preemption uses.
 #[derive(Clone, Debug)]
 pub struct Budget {
     pub namespace: String,
     pub selector: LabelSelector,
     pub allowed: i32,
-    /// Pods whose removal is already counted, by name.
+    /// Names of pods whose eviction is already subtracted from `allowed` (`status.disruptedPods`).
     pub disrupted: Vec<String>,
 }
 
-/// Begins the names of resources that mean a device class by its name.
+/// Prefix of implicit extended resources, which refer to a device class by name.
 const DEVICE_CLASS_PREFIX: &str = "deviceclass.resource.kubernetes.io/";
 
 /// `namespace/name`.
@@ -64,7 +64,8 @@ pub fn key(namespace: &str, name: &str) -> String {
 }
 
 impl Objects {
-    /// The device class that stands for an extended resource: the youngest, if several do.
+    /// Returns the device class for an extended resource: the most recently created one, if several have the
+    /// name.
     pub fn device_class_for(&self, resource: &str) -> Option<&Arc<resource::DeviceClass>> {
         if let Some(name) = resource.strip_prefix(DEVICE_CLASS_PREFIX) {
             return self.device_classes.get(name);
@@ -80,7 +81,7 @@ impl Objects {
             .max_by(|a, b| age(a).cmp(&age(b)).then_with(|| b.metadata.name.cmp(&a.metadata.name)))
     }
 
-    /// A namespace came or changed (with labels) or went.
+    /// Sets the labels of a namespace; `None` deletes it.
     pub fn set_namespace(&mut self, name: &str, labels: Option<Labels>) {
         match labels {
             Some(labels) => drop(self.namespaces.insert(name.into(), labels)),
@@ -88,19 +89,19 @@ impl Objects {
         }
     }
 
-    /// The labels of a namespace; none if it is not known.
+    /// Returns the labels of a namespace; empty if it is unknown.
     pub fn namespace(&self, name: &str) -> &Labels {
         static NONE: std::sync::LazyLock<Labels> = std::sync::LazyLock::new(Labels::default);
         self.namespaces.get(name).unwrap_or(&NONE)
     }
 
-    /// The namespaces a selector means, sorted.
+    /// Returns the namespaces that match a selector, sorted.
     pub fn namespaces(&self, selector: &LabelSelector) -> Vec<Arc<str>> {
         let matching = self.namespaces.iter().filter(|(_, labels)| labels.matched_by(selector));
         matching.map(|(name, _)| name.clone()).collect()
     }
 
-    /// A Service came, changed or went.
+    /// Sets a Service; `None` deletes it.
     pub fn set_service(&mut self, namespace: &str, name: &str, service: Option<&core::Service>) {
         let labels = service.and_then(|service| service.spec.as_ref()?.selector.as_ref());
         let of_namespace = self.services.entry(namespace.to_owned()).or_default();
@@ -113,7 +114,7 @@ impl Objects {
         }
     }
 
-    /// A workload came, changed or went.
+    /// Sets the selector of a workload; `None` deletes it.
     pub fn set_workload(&mut self, kind: Workload, key: &str, selector: Option<LabelSelector>) {
         match selector {
             Some(selector) => drop(self.workloads.insert((kind, key.to_owned()), selector)),
@@ -121,8 +122,8 @@ impl Objects {
         }
     }
 
-    /// The selector that means a pod and those it belongs together with, by the Services and the controller
-    /// it has. Matches everything if there are none.
+    /// Returns the selector of the pod's Services and controller combined (upstream's `DefaultSelector`).
+    /// Matches everything if there are none.
     pub fn default_selector(&self, pod: &PodInfo) -> LabelSelector {
         let services = self.services.get(&*pod.namespace).into_iter().flat_map(BTreeMap::values);
         let mut requirements = Vec::new();
@@ -150,7 +151,7 @@ impl Objects {
         LabelSelector::new(seen)
     }
 
-    /// A PodDisruptionBudget came, changed or went.
+    /// Sets a PodDisruptionBudget; `None` deletes it.
     pub fn set_budget(&mut self, key: &str, budget: Option<&PodDisruptionBudget>) {
         let Some(budget) = budget else {
             self.budgets.remove(key);
@@ -170,12 +171,12 @@ impl Objects {
         );
     }
 
-    /// All budgets.
+    /// All PodDisruptionBudgets.
     pub fn budgets(&self) -> impl Iterator<Item = &Budget> {
         self.budgets.values()
     }
 
-    /// The class of a volume claim; empty if it has none.
+    /// Returns the storage class of a claim; empty if it has none.
     pub fn storage_class_of(claim: &core::PersistentVolumeClaim) -> &str {
         let annotations = claim.metadata.annotations.as_ref();
         let old = annotations.and_then(|all| all.get("volume.beta.kubernetes.io/storage-class"));

@@ -1,14 +1,14 @@
-//! The order in which nodes are looked at: one of each zone in turn, so that a sample of nodes is a sample of
-//! zones.
+//! The order in which nodes are filtered: round robin over zones, so that a sample of nodes covers all zones.
+//! Counterpart of upstream's `nodeTree`.
 
 use super::labels::Labels;
 use super::node::NodeId;
 
-/// Nodes by zone, zones in the order they were met.
+/// Nodes by zone, zones in the order of their first node.
 #[derive(Clone, Debug, Default)]
 pub struct NodeOrder {
     zones: Vec<(String, Vec<NodeId>)>,
-    /// Rebuilt when needed after a change.
+    /// The resulting order; rebuilt by `refresh`.
     nodes: Vec<NodeId>,
     stale: bool,
 }
@@ -35,7 +35,7 @@ impl NodeOrder {
         self.stale = true;
     }
 
-    /// Moves a node whose labels changed, if that changes its zone.
+    /// Moves a node whose labels changed to its new zone.
     pub fn update_labels(&mut self, id: NodeId, old: &Labels, new: &Labels) {
         if zone_key(old) != zone_key(new) {
             self.remove(id, old);
@@ -43,7 +43,7 @@ impl NodeOrder {
         }
     }
 
-    /// Brings the list up to date.
+    /// Rebuilds the order if nodes changed.
     pub fn refresh(&mut self) {
         if !std::mem::take(&mut self.stale) {
             return;
@@ -62,7 +62,7 @@ impl NodeOrder {
     }
 }
 
-/// A node's zone within its region.
+/// The zone key of a node, as upstream's `GetZoneKey`. Beta labels take precedence.
 fn zone_key(labels: &Labels) -> String {
     let get =
         |new: &str, old: &str| labels.get(old).or_else(|| labels.get(new)).unwrap_or_default().to_owned();

@@ -1,7 +1,7 @@
-//! A pod as the scheduler sees it: small, parsed once, shared.
+//! The parsed form of a pod: small, parsed once, shared. Counterpart of upstream's `PodInfo`.
 //!
-//! Pods on nodes are kept in this form only. The object itself is kept beside it while a pod waits to be
-//! scheduled, for plugins of users and for extenders.
+//! Pods on nodes are kept in this form only. Unscheduled pods keep their object, too, for out-of-tree plugins
+//! and extenders.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::labels::{Labels, StringPool};
 use super::resources::{Requests, is_sidecar};
 use super::selection::{NodeSelection, Toleration, selector};
 
-/// A pod, parsed.
+/// A parsed pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodInfo {
     pub uid: Arc<str>,
@@ -31,45 +31,45 @@ pub struct PodInfo {
     pub preemption_disabled: bool,
     /// Has a deletion timestamp.
     pub terminating: bool,
-    /// Failed or succeeded: takes no room any more.
+    /// Succeeded or failed: uses no resources any more.
     pub finished: bool,
-    /// When it was first scheduled (`status.startTime`), for choosing victims.
+    /// `status.startTime`, for the order of preemption victims.
     pub started: Option<Timestamp>,
-    /// Being removed to make room: the `DisruptionTarget` condition by the scheduler.
+    /// Is being preempted: has the scheduler's `DisruptionTarget` condition.
     pub preempted: bool,
     pub requests: Requests,
     pub tolerations: Box<[Toleration]>,
     pub nodes: NodeSelection,
     pub ports: Box<[HostPort]>,
-    /// Images of containers and image volumes, with their tags.
+    /// Images of containers and image volumes, with tags.
     pub images: Box<[Arc<str>]>,
-    /// How many containers, init containers included, the images are for.
+    /// Number of containers including init containers.
     pub containers: usize,
     /// `None` for most pods.
     pub affinity: Option<Box<PodAffinity>>,
     pub spread: Box<[SpreadConstraint]>,
-    /// Something said about other pods cannot be understood.
+    /// Why affinity or spread constraints could not be parsed.
     pub parse_error: Option<Box<str>>,
     pub volumes: Box<[Volume]>,
     pub claims: Box<[ResourceClaimRef]>,
-    /// What its containers ask for, init containers first; only of pods that ask for resources counted by name.
+    /// Requests of the containers, init containers first. Empty unless the pod requests scalar resources.
     pub container_requests: Box<[ContainerRequests]>,
     pub gates: Box<[Arc<str>]>,
-    /// The controller that owns the pod.
+    /// The controlling owner.
     pub owner: Option<Owner>,
 }
 
-/// What a container asks for.
+/// The requests of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerRequests {
     pub name: Arc<str>,
-    /// Ends before the next one begins.
+    /// An init container that is not a sidecar: it ends before the next one starts.
     pub is_regular_init: bool,
-    /// By name.
+    /// By resource name.
     pub requests: Box<[(Arc<str>, i64)]>,
 }
 
-/// A port of the host that a pod takes.
+/// A host port of a pod.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct HostPort {
     /// `0.0.0.0` for all addresses.
@@ -79,7 +79,7 @@ pub struct HostPort {
 }
 
 impl HostPort {
-    /// Whether the two cannot be taken together: the same port on the same address, or one on all.
+    /// Whether the ports conflict: same port and protocol, and the same address or one on all addresses.
     pub fn conflicts_with(&self, other: &HostPort) -> bool {
         self.port == other.port
             && self.protocol == other.protocol
@@ -87,7 +87,7 @@ impl HostPort {
     }
 }
 
-/// What a pod says about other pods.
+/// Pod affinity and anti-affinity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodAffinity {
     pub required: Vec<Arc<AffinityTerm>>,
@@ -96,7 +96,7 @@ pub struct PodAffinity {
     pub preferred_anti: Vec<(i32, Arc<AffinityTerm>)>,
 }
 
-/// Which pods a term of affinity means, and what counts as near.
+/// A parsed affinity term.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AffinityTerm {
     /// Sorted.
@@ -107,36 +107,36 @@ pub struct AffinityTerm {
 }
 
 impl AffinityTerm {
-    /// Whether it means a pod, whose namespace has these labels.
+    /// Whether the term matches a pod, whose namespace has these labels.
     pub fn matches(&self, pod: &PodInfo, namespace: &Labels) -> bool {
         (self.namespaces.contains(&pod.namespace) || namespace.matched_by(&self.namespace_selector))
             && pod.labels.matched_by(&self.selector)
     }
 }
 
-/// One topology spread constraint.
+/// A parsed topology spread constraint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpreadConstraint {
     pub max_skew: i32,
     pub topology_key: Arc<str>,
     /// `DoNotSchedule`.
     pub hard: bool,
-    /// With `matchLabelKeys` put in.
+    /// With `matchLabelKeys` merged in.
     pub selector: LabelSelector,
     pub min_domains: i32,
-    /// Nodes the pod may not run on by its node affinity do not count.
+    /// Exclude nodes that do not match the pod's node affinity.
     pub honor_affinity: bool,
-    /// Nodes with taints the pod does not tolerate do not count.
+    /// Exclude nodes with taints that the pod does not tolerate.
     pub honor_taints: bool,
 }
 
-/// The volumes the scheduler cares for.
+/// The volumes that matter to the scheduler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Volume {
     Claim {
         name: Arc<str>,
     },
-    /// A claim of the pod's own, made for it by a controller.
+    /// A generic ephemeral volume, whose claim a controller creates.
     Ephemeral {
         name: Arc<str>,
     },
@@ -160,7 +160,7 @@ pub enum Volume {
 }
 
 impl Volume {
-    /// The name of the claim behind the volume.
+    /// The name of the volume's claim.
     pub fn claim(&self) -> Option<&Arc<str>> {
         match self {
             Volume::Claim { name } | Volume::Ephemeral { name } => Some(name),
@@ -169,18 +169,18 @@ impl Volume {
     }
 }
 
-/// A resource claim a pod refers to.
+/// A reference of a pod to a ResourceClaim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResourceClaimRef {
-    /// The name inside the pod.
+    /// The name within the pod.
     pub name: Arc<str>,
-    /// The name of the object, once it is known. `Some("")` if none is needed.
+    /// The name of the ResourceClaim; `None` until it is created, `Some("")` if none is needed.
     pub claim: Option<Arc<str>>,
-    /// The claim is made from a template.
+    /// Whether the claim is created from a template.
     pub is_from_template: bool,
 }
 
-/// The controller that owns a pod.
+/// The controlling owner of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Owner {
     pub api_version: Arc<str>,
@@ -267,7 +267,7 @@ impl PodInfo {
         self.affinity.as_deref().map_or(&[], |affinity| &affinity.required_anti)
     }
 
-    /// The names of the persistent volume claims the pod names itself.
+    /// The names of the PersistentVolumeClaims in the pod's volumes, without generic ephemeral volumes.
     pub fn named_claims(&self) -> impl Iterator<Item = &Arc<str>> {
         self.volumes.iter().filter_map(|volume| match volume {
             Volume::Claim { name } => Some(name),
@@ -314,7 +314,7 @@ fn images(spec: &core::PodSpec, strings: &mut StringPool) -> Box<[Arc<str>]> {
         .collect()
 }
 
-/// An image's name with the tag it has if none is given.
+/// Adds the default tag `latest` to an image name without a tag.
 fn normalized_image_name(image: &str) -> std::borrow::Cow<'_, str> {
     if image.rfind(':') > image.rfind('/') { image.into() } else { format!("{image}:latest").into() }
 }
@@ -391,7 +391,7 @@ fn spread(
     object.map(|object| spread_constraint(object, labels, strings)).collect()
 }
 
-/// Parses one constraint for a pod with these labels.
+/// Parses a constraint for a pod with these labels.
 pub fn spread_constraint(
     object: &core::TopologySpreadConstraint,
     labels: &Labels,

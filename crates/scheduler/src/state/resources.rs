@@ -1,7 +1,7 @@
-//! Amounts of resources as integers, and the sum a pod asks for.
+//! Resource amounts as integers, and the requests of pods.
 //!
-//! Upstream adds quantities exactly and rounds once at the end; so does this. Afterwards nothing in the
-//! scheduler looks at a quantity again.
+//! Like upstream, quantities are added exactly and rounded once at the end. Afterwards the scheduler uses the
+//! integers only.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,24 +12,25 @@ use schema::quantity::{Format, Quantity};
 
 use super::labels::StringPool;
 
-/// What a container without a request for CPU counts as when nodes are compared, in thousandths.
+/// CPU request in millicores assumed for containers without one when nodes are scored
+/// (`DefaultMilliCPURequest`).
 pub const DEFAULT_MILLI_CPU: i64 = 100;
-/// What a container without a request for memory counts as when nodes are compared.
+/// Memory request assumed for containers without one when nodes are scored (`DefaultMemoryRequest`).
 pub const DEFAULT_MEMORY: i64 = 200 * 1024 * 1024;
 
-/// Amounts of resources: CPU in thousandths, the others in whole units.
+/// Resource amounts: CPU in millicores, the others in whole units.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
     pub milli_cpu: i64,
     pub memory: i64,
     pub ephemeral_storage: i64,
-    /// How many pods a node takes. Zero in what a pod asks for.
+    /// The number of pods a node accepts. Zero in requests.
     pub pods: i64,
     /// Extended resources, huge pages and the like, sorted by name.
     pub scalar: Vec<(Arc<str>, i64)>,
 }
 
-/// A resource by name, as plugin arguments name one.
+/// A resource name in plugin arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResourceName {
     Cpu,
@@ -50,14 +51,14 @@ impl From<&str> for ResourceName {
 }
 
 impl Resources {
-    /// Reads a list such as a node's allocatable.
+    /// Parses a resource list, for example a node's allocatable.
     pub fn read(list: Option<&BTreeMap<String, Text>>, strings: &mut StringPool) -> Resources {
         let mut sum = QuantityList::default();
         sum.add(list);
         sum.resources(strings)
     }
 
-    /// The amount of one resource.
+    /// The amount of a resource.
     pub fn get(&self, name: &ResourceName) -> i64 {
         match name {
             ResourceName::Cpu => self.milli_cpu,
@@ -67,22 +68,22 @@ impl Resources {
         }
     }
 
-    /// The amount of an extended resource.
+    /// The amount of a scalar resource.
     pub fn scalar(&self, name: &str) -> i64 {
         self.scalar.iter().find(|(known, _)| &**known == name).map_or(0, |(_, amount)| *amount)
     }
 
-    /// Whether the list names an extended resource at all.
+    /// Whether the list contains the scalar resource.
     pub fn has_scalar(&self, name: &str) -> bool {
         self.scalar.iter().any(|(known, _)| &**known == name)
     }
 
-    /// Whether nothing is asked for.
+    /// Whether all amounts are zero.
     pub fn is_zero(&self) -> bool {
         self.milli_cpu == 0 && self.memory == 0 && self.ephemeral_storage == 0 && self.scalar.is_empty()
     }
 
-    /// Adds, or with `-1` takes away, what one pod asks for.
+    /// Adds the requests of a pod, or with sign `-1` subtracts them.
     pub fn adjust(&mut self, by: &Resources, sign: i64) {
         let step = |into: &mut i64, amount: i64| *into = into.saturating_add(sign.saturating_mul(amount));
         step(&mut self.milli_cpu, by.milli_cpu);
@@ -102,20 +103,21 @@ impl Resources {
     }
 }
 
-/// What a pod asks for, in the three ways the scheduler asks.
+/// The requests of a pod in the three forms the scheduler uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// What the node must have free.
+    /// The resources that must be free on the node.
     pub exact: Resources,
-    /// CPU and memory with the defaults for containers that ask for none, as a node sums them up.
+    /// CPU and memory with defaults for containers without requests; summed up per node.
     pub nonzero: [i64; 2],
-    /// The same without what is asked for by the pod as a whole, as the scores of NodeResourcesFit use it.
+    /// Like `nonzero` without pod-level requests, for the scores of NodeResourcesFit.
     pub scoring: [i64; 2],
 }
 
 impl Requests {
-    /// Containers are summed, init containers taken at their highest beside the sidecars started before
-    /// them, then the pod's own requests replace the sum and the overhead is added.
+    /// Computes a pod's requests (upstream's `PodRequests`): the sum of the containers, or the highest init
+    /// container together with the sidecars started before it if that is more; pod-level requests replace the
+    /// result; overhead is added.
     pub fn of(pod: &Pod, strings: &mut StringPool) -> Requests {
         let exact = pod_requests(pod, &[], true);
         let defaults = [
@@ -135,7 +137,7 @@ impl Requests {
     }
 }
 
-/// Quantities by name, in the order they were met. Pods name few resources.
+/// Quantities by name, in insertion order. Pods have few resources, so a list is enough.
 #[derive(Clone, Default)]
 struct QuantityList<'a>(Vec<(&'a str, Quantity)>);
 
@@ -201,8 +203,8 @@ fn read(list: Option<&BTreeMap<String, Text>>) -> impl Iterator<Item = (&str, Qu
     entries.map(|(name, text)| (&**name, Quantity::parse(&text.0).unwrap_or(Quantity::ZERO)))
 }
 
-/// What the pod as a whole asks for, of the resources that can be asked for so; while it is resized, the highest of what
-/// is wanted, promised and given.
+/// Pod-level requests of the resources that support them. During a resize, the highest of the desired,
+/// allocated and actual requests.
 fn pod_level(pod: &Pod) -> impl Iterator<Item = (&str, Quantity)> {
     let requests = pod.spec.as_ref().and_then(|spec| spec.resources.as_ref()?.requests.as_ref());
     let mut highest = QuantityList::default();
@@ -252,12 +254,12 @@ fn pod_requests<'a>(
     sum
 }
 
-/// Whether an init container keeps running beside the others.
+/// Whether an init container is a sidecar (`restartPolicy: Always`).
 pub fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 
-/// What one container takes: while it is being resized, the highest of what is wanted, promised and given.
+/// Requests of a container. During a resize, the highest of the desired, allocated and actual requests.
 fn container_requests<'a>(
     pod: &'a Pod,
     container: &'a Container,
@@ -284,7 +286,7 @@ fn container_requests<'a>(
 
 fn status_of<'a>(pod: &'a Pod, container: &Container) -> Option<&'a ContainerStatus> {
     let status = pod.status.as_ref()?;
-    // Those that come and go before the others are not resized once they have gone.
+    // The status of other init containers is ignored: they have ended and cannot be resized.
     let sidecar_statuses = status.init_container_statuses.iter().filter(|_| is_sidecar(container)).flatten();
     status
         .container_statuses
@@ -300,7 +302,7 @@ fn resize_is_infeasible(pod: &Pod) -> bool {
     pending.is_some_and(|condition| condition.reason.as_deref() == Some("Infeasible"))
 }
 
-/// Whether a name is of a resource counted by name: extended, huge pages, attachable volumes.
+/// Whether a resource is counted by name: extended resources, huge pages, attachable volumes.
 pub fn is_scalar(name: &str) -> bool {
     is_extended(name)
         || name.starts_with("hugepages-")
@@ -308,7 +310,7 @@ pub fn is_scalar(name: &str) -> bool {
         || name.starts_with("attachable-volumes-")
 }
 
-/// Whether a name is of a resource outside of Kubernetes' own.
+/// Whether a resource is an extended resource (upstream's `IsExtendedResourceName`).
 pub fn is_extended(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }

@@ -1,4 +1,4 @@
-//! Which nodes a pod may run on, parsed once: node selectors, node affinity, tolerations.
+//! Parsed node selectors, node affinity, taints and tolerations.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
 
 use super::node::NodeInfo;
 
-/// Reads a typed label selector: an absent one matches nothing, an empty one everything.
+/// Parses a typed label selector. An absent one matches nothing, an empty one everything.
 pub fn selector(typed: Option<&meta::LabelSelector>) -> Result<LabelSelector, String> {
     let Some(typed) = typed else { return Ok(LabelSelector::nothing()) };
     let mut requirements = Vec::new();
@@ -29,7 +29,7 @@ pub fn selector(typed: Option<&meta::LabelSelector>) -> Result<LabelSelector, St
     Ok(LabelSelector::new(requirements))
 }
 
-/// The selector of a plain map of labels.
+/// Returns the selector for a label map.
 pub fn selector_of_set(labels: Option<&BTreeMap<String, String>>) -> LabelSelector {
     let equal = |(key, value): (&String, &String)| Requirement {
         key: key.clone(),
@@ -43,18 +43,18 @@ fn requirement(key: &str, operator: Operator, values: &[String]) -> Result<Requi
     Requirement::new(key, operator, values.to_vec()).map_err(|error| error.to_string())
 }
 
-/// One alternative of a node selector. Without requirements it matches no node.
+/// A node selector term. Without requirements it matches no node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NodeTerm {
     labels: Vec<Requirement>,
-    /// On `metadata.name`, the only field that can be named.
+    /// On `metadata.name`, the only supported field.
     fields: Vec<Requirement>,
-    /// Could not be understood, so matches no node.
+    /// A requirement is invalid, so the term matches no node.
     is_invalid: bool,
 }
 
 impl NodeTerm {
-    /// Parses one term; what cannot be understood makes it match nothing.
+    /// Parses a term. An invalid requirement makes it match nothing.
     pub fn new(term: &core::NodeSelectorTerm) -> NodeTerm {
         let mut is_invalid = false;
         let mut read = |list: Option<&Vec<core::NodeSelectorRequirement>>| {
@@ -73,7 +73,7 @@ impl NodeTerm {
         NodeTerm { labels, fields, is_invalid }
     }
 
-    /// Whether the term means this node.
+    /// Whether the term matches the node.
     pub fn matches(&self, node: &NodeInfo) -> bool {
         if self.is_invalid || (self.labels.is_empty() && self.fields.is_empty()) {
             return false;
@@ -83,7 +83,7 @@ impl NodeTerm {
             && self.fields.iter().all(|requirement| requirement.matches(field(&requirement.key)))
     }
 
-    /// The names the term allows, if it lists names.
+    /// The node names in the term's `matchFields`, if it has any.
     pub fn names(&self) -> Option<Vec<&str>> {
         let mut lists = self
             .fields
@@ -110,7 +110,7 @@ fn node_operator(name: &str) -> Option<Operator> {
     })
 }
 
-/// Alternatives: a node must match one of them.
+/// A node selector: a node must match one of the terms.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NodeSelector(pub Box<[NodeTerm]>);
 
@@ -120,16 +120,16 @@ impl NodeSelector {
         NodeSelector(typed.node_selector_terms.iter().map(NodeTerm::new).collect())
     }
 
-    /// Whether the node matches one of the alternatives.
+    /// Whether the node matches one of the terms.
     pub fn matches(&self, node: &NodeInfo) -> bool {
         self.0.iter().any(|term| term.matches(node))
     }
 }
 
-/// Which nodes a pod must and would like to run on.
+/// A pod's node selector and node affinity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeSelection {
-    /// `spec.nodeSelector`, if it is given.
+    /// `spec.nodeSelector`.
     pub labels: Option<LabelSelector>,
     /// Required node affinity.
     pub required: Option<NodeSelector>,
@@ -138,7 +138,7 @@ pub struct NodeSelection {
 }
 
 impl NodeSelection {
-    /// Parses what a pod says about nodes.
+    /// Parses a pod's node selector and node affinity.
     pub fn of(spec: &core::PodSpec) -> NodeSelection {
         let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
         let required = affinity.and_then(|a| a.required_during_scheduling_ignored_during_execution.as_ref());
@@ -151,25 +151,25 @@ impl NodeSelection {
         }
     }
 
-    /// Whether the pod may run on any node.
+    /// Whether the pod has no required node selection.
     pub fn matches_all_nodes(&self) -> bool {
         self.labels.is_none() && self.required.is_none()
     }
 
-    /// Whether the node is one the pod may run on.
+    /// Whether the node satisfies the required node selection.
     pub fn allows(&self, node: &NodeInfo) -> bool {
         self.labels.as_ref().is_none_or(|selector| node.labels.matched_by(selector))
             && self.required.as_ref().is_none_or(|required| required.matches(node))
     }
 }
 
-/// Parses preferred terms; those without weight say nothing.
+/// Parses preferred terms. Terms with weight 0 are dropped.
 pub fn weighted(terms: &[core::PreferredSchedulingTerm]) -> Box<[(i32, NodeTerm)]> {
     let with_weight = terms.iter().filter(|term| term.weight != 0);
     with_weight.map(|term| (term.weight, NodeTerm::new(&term.preference))).collect()
 }
 
-/// What a taint does.
+/// The effect of a taint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
     NoSchedule,
@@ -197,7 +197,7 @@ pub struct Taint {
 }
 
 impl Taint {
-    /// Reads a taint; one with an unknown effect does nothing.
+    /// Parses a taint; `None` if its effect is unknown.
     pub fn read(typed: &core::Taint) -> Option<Taint> {
         Some(Taint {
             key: (&*typed.key).into(),
@@ -206,7 +206,7 @@ impl Taint {
         })
     }
 
-    /// Whether the taint keeps pods away.
+    /// Whether the effect is NoSchedule or NoExecute.
     pub fn is_do_not_schedule(&self) -> bool {
         self.effect != Effect::PreferNoSchedule
     }
@@ -223,7 +223,7 @@ pub struct Toleration {
 }
 
 impl Toleration {
-    /// Reads a toleration; one that cannot be understood tolerates nothing.
+    /// Parses a toleration; `None` if it is invalid.
     pub fn read(typed: &core::Toleration) -> Option<Toleration> {
         let value = match typed.operator.as_deref().unwrap_or_default() {
             "" | "Equal" => Some(typed.value.as_deref().unwrap_or_default().into()),
@@ -245,7 +245,7 @@ impl Toleration {
     }
 }
 
-/// Whether no taint that keeps pods away is left untolerated.
+/// Whether all NoSchedule and NoExecute taints are tolerated.
 pub fn tolerates_taints(taints: &[Taint], tolerations: &[Toleration]) -> bool {
     let has_toleration = |taint: &Taint| tolerations.iter().any(|toleration| toleration.tolerates(taint));
     taints.iter().filter(|taint| taint.is_do_not_schedule()).all(has_toleration)

@@ -1,4 +1,4 @@
-//! The incremental state against one made anew.
+//! Compares the incremental state with one that is rebuilt from scratch.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ fn matcher_cases() -> Vec<PodMatcher> {
     let of = |text: &str, exclude_terminating| PodMatcher {
         all_of: vec![(
             Scope::Namespaces(vec!["default".into()]),
-            LabelSelector::parse(text).expect("a test's selector is sound"),
+            LabelSelector::parse(text).expect("a valid selector"),
         )],
         exclude_terminating,
     };
@@ -73,15 +73,15 @@ fn matcher_cases() -> Vec<PodMatcher> {
 
 const KEYS: [&str; 2] = ["topology.kubernetes.io/zone", "kubernetes.io/hostname"];
 
-/// What is placed where, kept as simply as can be.
+/// A simple model of the pods on nodes.
 #[derive(Default)]
 struct Model {
     nodes: BTreeMap<u8, String>,
-    /// The line of each pod, and whether it is assumed, and bound.
+    /// The line of each pod, whether it is assumed, and whether its binding succeeded.
     pods: BTreeMap<u8, (String, Option<bool>)>,
 }
 
-/// Everything that can be asked, by names so that places do not matter.
+/// All query results, by name so that node IDs do not matter.
 fn query_all(state: &mut State) -> BTreeMap<String, String> {
     state.refresh();
     let mut all = BTreeMap::new();
@@ -198,7 +198,7 @@ proptest! {
     #[test]
     fn updated_state_equals_state_from_scratch(steps in steps()) {
         let (mut state, mut model) = (State::default(), Model::default());
-        // Ask first, so that the answers are kept from the start.
+        // Query first, so that the results are cached from the start.
         query_all(&mut state);
         for step in &steps {
             apply(&mut state, &mut model, step);

@@ -1,10 +1,9 @@
-//! Who is where, counted as pods come and go.
+//! Topology domains and pod counts per node, updated incrementally.
 //!
-//! Topology spread and pod affinity ask "how many pods that look like this are on each node?". Asking every
-//! pod each time is what makes those rules slow elsewhere. Here a question, once asked, is kept: its answer
-//! per node is corrected by every pod that is added or removed, until nobody has asked for a while. What pods
-//! on nodes say about others (their own terms) is counted by distinct term, since pods of one template share
-//! theirs.
+//! Topology spread and pod affinity need the number of matching pods on each node. Upstream evaluates every
+//! pod in each scheduling cycle. Here the counts for a matcher are cached and updated with every pod that is
+//! added or removed, until they are evicted. The affinity terms of pods on nodes are counted by distinct
+//! term, since pods of one template share their terms.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,21 +14,21 @@ use super::labels::Labels;
 use super::node::{NodeId, NodeInfo};
 use super::pod::{AffinityTerm, PodInfo};
 
-/// How many questions are kept.
+/// How many matchers have cached counts.
 const MAX_CACHED_POD_COUNTS: usize = 512;
 
-/// A node without the topology's label is in no domain.
+/// The domain of nodes without the topology label.
 pub const NO_DOMAIN: u32 = u32::MAX;
 
-/// Which pods are counted: those all of these mean.
+/// Selects the pods to count: those that match all scopes and selectors.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PodMatcher {
     pub all_of: Vec<(Scope, LabelSelector)>,
-    /// Pods being deleted do not count.
+    /// Do not count terminating pods.
     pub exclude_terminating: bool,
 }
 
-/// The namespaces of the pods that are counted.
+/// The namespaces of the pods to count.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
     AllNamespaces,
@@ -38,7 +37,7 @@ pub enum Scope {
 }
 
 impl PodMatcher {
-    /// Whether the pod counts.
+    /// Whether the pod is counted.
     pub fn matches(&self, pod: &PodInfo) -> bool {
         let is_match = |(scope, selector): &(Scope, LabelSelector)| {
             let inside = match scope {
@@ -51,36 +50,35 @@ impl PodMatcher {
     }
 }
 
-/// Pods per node, by [`NodeId`].
+/// Number of pods on each node, by [`NodeId`].
 pub type PerNodeCounts = Arc<Vec<u32>>;
 
-/// The domains of one topology key.
+/// The domains of a topology key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Topology {
-    /// By [`NodeId`]; [`NOWHERE`] without the label.
+    /// By [`NodeId`]; [`NO_DOMAIN`] without the label.
     domain_of: Vec<u32>,
     values: Vec<Arc<str>>,
-    /// How many nodes are in each domain.
+    /// Number of nodes in each domain.
     nodes: Vec<u32>,
 }
 
 impl Topology {
-    /// The domain of a node, or [`NOWHERE`].
+    /// Returns the domain of a node, or [`NO_DOMAIN`].
     pub fn domain(&self, node: NodeId) -> u32 {
         self.domain_of.get(node as usize).copied().unwrap_or(NO_DOMAIN)
     }
 
-    /// How many domains there have been; some may be empty now.
+    /// Number of domains, including those without nodes now.
     pub fn len(&self) -> usize {
         self.values.len()
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
 
-    /// How many nodes are in a domain.
+    /// Number of nodes in a domain.
     pub fn nodes_in(&self, domain: u32) -> u32 {
         self.nodes[domain as usize]
     }
@@ -129,7 +127,7 @@ struct CachedCounts {
     last_used: u64,
 }
 
-/// Questions asked so far, with their answers.
+/// Cached topologies and pod counts.
 #[derive(Default)]
 pub struct TopologyCache {
     topologies: HashMap<Arc<str>, Arc<Topology>>,
@@ -138,7 +136,7 @@ pub struct TopologyCache {
 }
 
 impl TopologyCache {
-    /// The domains of a topology key.
+    /// Returns the domains of a topology key.
     pub fn topology(&mut self, key: &str, nodes: &[Option<NodeInfo>]) -> Arc<Topology> {
         if let Some(known) = self.topologies.get(key) {
             return known.clone();
@@ -148,7 +146,7 @@ impl TopologyCache {
         built
     }
 
-    /// How many pods the matcher means on each node.
+    /// Counts the matching pods on each node.
     pub fn count(&mut self, matcher: &PodMatcher, nodes: &[Option<NodeInfo>]) -> PerNodeCounts {
         self.query_count += 1;
         if let Some(known) = self.cached_counts.get_mut(matcher) {
@@ -168,7 +166,7 @@ impl TopologyCache {
         per_node
     }
 
-    /// Half of them at once, so that this is rare.
+    /// Evicts the older half at once, so that this happens rarely.
     fn evict_oldest(&mut self) {
         let mut last_used: Vec<u64> = self.cached_counts.values().map(|counted| counted.last_used).collect();
         last_used.sort_unstable();
@@ -176,7 +174,7 @@ impl TopologyCache {
         self.cached_counts.retain(|_, counted| counted.last_used > middle);
     }
 
-    /// A pod came to a node (1) or left it (-1).
+    /// Updates the counts for a pod that was added to (1) or removed from (-1) a node.
     pub(super) fn update_pod(&mut self, node: NodeId, pod: &PodInfo, sign: i64) {
         for (matcher, counted) in &mut self.cached_counts {
             if matcher.matches(pod) {
@@ -190,7 +188,7 @@ impl TopologyCache {
         }
     }
 
-    /// A node came, or its labels changed.
+    /// Adds a new node, or one whose labels changed.
     pub(super) fn add_node(&mut self, node: NodeId, labels: &Labels) {
         for (key, topology) in &mut self.topologies {
             if let Some(value) = labels.shared(key) {
@@ -199,7 +197,7 @@ impl TopologyCache {
         }
     }
 
-    /// A node left, or its labels are about to change.
+    /// Removes a node, also before its labels change.
     pub(super) fn remove_node(&mut self, node: NodeId) {
         for topology in self.topologies.values_mut().filter(|topology| topology.domain(node) != NO_DOMAIN) {
             Arc::make_mut(topology).remove_node(node);
@@ -207,16 +205,16 @@ impl TopologyCache {
     }
 }
 
-/// How many pods with a term are on each node.
+/// Number of pods with a term on each node.
 pub type NodeCounts = BTreeMap<NodeId, u32>;
 
-/// What pods on nodes say about other pods, by distinct term.
+/// The affinity terms of pods on nodes, by distinct term.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct AffinityTermCounts {
     /// Required anti-affinity.
     pub anti: HashMap<Arc<AffinityTerm>, NodeCounts>,
-    /// Preferred affinity (with a positive weight) and anti-affinity (negative), and required affinity
-    /// (without), for scores.
+    /// For scoring: preferred affinity (positive weight), preferred anti-affinity (negative weight) and
+    /// required affinity (no weight).
     pub scoring: HashMap<(Option<i32>, Arc<AffinityTerm>), NodeCounts>,
 }
 

@@ -51,7 +51,7 @@ fn does_not_preempt_when_preemption_cannot_help() {
     );
 }
 
-/// Two nodes, each with pods on it; which are removed?
+/// Two nodes with pods: whose pods are preempted?
 #[track_caller]
 fn check_selected_node(on_a: &str, on_b: &str, expected: Expect) {
     let cluster = format!("node a cpu=2\nnode b cpu=2\n{on_a}\n{on_b}");
@@ -63,7 +63,7 @@ fn check_selected_node(on_a: &str, on_b: &str, expected: Expect) {
 #[test]
 fn node_with_least_disruption_wins() {
     let budget = r#"{"kind":"PodDisruptionBudget","metadata":{"name":"b","namespace":"default"},"spec":{"selector":{"matchLabels":{"app":"kept"}}},"status":{"disruptionsAllowed":0,"currentHealthy":1,"desiredHealthy":1,"expectedPods":1}}"#;
-    // A budget counts more than priority.
+    // PDB violations count more than priority.
     check_selected_node(
         &format!("pod a on=a cpu=2 label=app=kept priority=1\n{budget}"),
         "pod b on=b cpu=2 priority=50",
@@ -75,13 +75,13 @@ fn node_with_least_disruption_wins() {
         "pod b on=b cpu=2 priority=6",
         expect!["preempt a on a"],
     );
-    // The least sum: one pod of 5 rather than two.
+    // The lowest sum of priorities: one pod of priority 5 rather than two pods.
     check_selected_node(
         "pod a on=a cpu=1 priority=5\npod a2 on=a cpu=1 priority=0",
         "pod b on=b cpu=2 priority=5",
         expect!["preempt b on b"],
     );
-    // The latest start.
+    // The latest start time.
     check_selected_node(
         "pod a on=a cpu=2 priority=5 started=2026-01-01T00:00:00Z",
         "pod b on=b cpu=2 priority=5 started=2026-01-02T00:00:00Z",
@@ -129,7 +129,7 @@ fn preemption_updates_affinity_and_topology_spread() {
 
 #[test]
 fn lower_priority_pod_skips_nominated_node() {
-    // b is promised to a pod of higher priority, so only a will do.
+    // A pod of higher priority is nominated to b, so only a fits.
     check(
         "node a cpu=2\nnode b cpu=2\npod x on=a cpu=1\npod big nominated=b cpu=2 priority=50",
         "pod p cpu=1 priority=10",

@@ -1,4 +1,4 @@
-//! Which devices claims would get on a node, and how that is written down.
+//! Allocates devices for claims on a node. Counterpart of upstream's `structured.Allocator`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use super::selectors::{self, Selector};
 use crate::state::NodeInfo;
 use crate::state::objects::Objects;
 
-/// Claims to be allocated together.
+/// Allocates a set of claims together.
 pub(super) struct Allocator<'o> {
     claims: Vec<ClaimToAllocate>,
-    /// Nothing is looked at if nothing is asked.
+    /// `None` without claims.
     pool_set: Option<PoolSet<'o>>,
 }
 
-/// What a claim asks for.
+/// A parsed claim.
 pub(super) struct ClaimToAllocate {
     pub key: String,
     pub requests: Vec<Request>,
@@ -29,19 +29,19 @@ pub(super) struct ClaimToAllocate {
     config: Vec<resource::DeviceClaimConfiguration>,
 }
 
-/// A request with its alternatives, the first that can be met counts.
+/// A request with its alternatives (`firstAvailable`). The first one that can be satisfied is used.
 pub(super) struct Request {
     pub sub_requests: Vec<SubRequest>,
 }
 
 pub(super) struct SubRequest {
-    /// As it is named in the result.
+    /// The name in the allocation result: `request` or `request/subrequest`.
     pub name: String,
-    /// Of the request this is an alternative for; else the same as `name`.
+    /// The name of the request; for a request without alternatives the same as `name`.
     pub parent: String,
-    /// Without that of the request.
+    /// The name of the subrequest alone.
     pub sub_request_name: String,
-    /// `None` for all there are.
+    /// `None` for allocation mode `All`.
     pub count: Option<usize>,
     pub admin: bool,
     pub tolerations: Vec<resource::DeviceToleration>,
@@ -50,16 +50,16 @@ pub(super) struct SubRequest {
     class: Arc<resource::DeviceClass>,
 }
 
-/// What the devices of requests must have in common, or must not.
+/// An attribute that must be the same, or distinct, for all devices of some requests.
 pub(super) struct Constraint {
-    /// Empty for all.
+    /// Empty for all requests.
     pub requests: Vec<String>,
     pub attribute: String,
     pub distinct: bool,
 }
 
 impl<'o> Allocator<'o> {
-    /// Reads the claims' requests, or says why they cannot be met anywhere.
+    /// Parses the claims. Fails if they cannot be allocated on any node.
     pub fn new(
         claims: &[Arc<resource::ResourceClaim>],
         objects: &'o Objects,
@@ -70,7 +70,7 @@ impl<'o> Allocator<'o> {
         Ok(Allocator { claims, pool_set })
     }
 
-    /// Whether there is enough for all claims on the node, or why that cannot be told.
+    /// Whether all claims can be allocated on the node. Fails if that cannot be determined.
     pub fn fits(&self, node: &NodeInfo) -> Result<bool, String> {
         Ok(match &self.pool_set {
             Some(pool_set) => Search::run(&self.claims, pool_set, pool_set.devices_for_node(node))?.is_some(),
@@ -78,7 +78,7 @@ impl<'o> Allocator<'o> {
         })
     }
 
-    /// What each claim gets on the node, in order; `None` if one goes short.
+    /// Allocates the claims on the node and returns the results in order; `None` if one does not fit.
     pub fn allocate(&self, node: &NodeInfo) -> Result<Option<Vec<resource::AllocationResult>>, String> {
         let Some(pool_set) = &self.pool_set else { return Ok(Some(Vec::new())) };
         let Some(search) = Search::run(&self.claims, pool_set, pool_set.devices_for_node(node))? else {
@@ -208,7 +208,7 @@ fn allocation_result(
     }
 }
 
-/// What drivers are told: first by the classes, each once, then by the claim.
+/// The driver configuration: that of the classes, each class once, then that of the claim.
 fn allocation_config(
     claim_to_allocate: &ClaimToAllocate,
     chosen: &[usize],
@@ -254,7 +254,7 @@ fn allocation_config(
     config
 }
 
-/// The nodes that reach all devices of a claim; `None` if every node does.
+/// Selector for the nodes that can access all devices of a claim; `None` if all nodes can.
 fn node_selector(search: &Search<'_, '_>, claim: usize, node: &NodeInfo) -> Option<core::NodeSelector> {
     let mut term = core::NodeSelectorTerm::default();
     for pool_device in search.allocated[claim].iter().map(|given| &search.pool_devices[given.pool_device]) {
@@ -282,7 +282,7 @@ fn add_missing(
     }
 }
 
-/// Means one node by its name.
+/// Selector for one node by name.
 fn single_node_selector(node: &str) -> core::NodeSelector {
     let field = core::NodeSelectorRequirement {
         key: "metadata.name".to_owned(),

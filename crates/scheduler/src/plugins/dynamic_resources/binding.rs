@@ -1,4 +1,4 @@
-//! Writes down what was chosen for a pod, before it is bound.
+//! PreBind: writes assumed allocations to the claims.
 
 use async_trait::async_trait;
 use jiff::Timestamp;
@@ -11,7 +11,7 @@ use super::{Claim, DynamicResources, claim_key, conditions, extended_resources};
 use crate::bind::{Api, ApiError, BindContext, PreBind};
 use crate::state::PodInfo;
 
-/// Keeps an allocated claim from being deleted while it is in use.
+/// Finalizer that protects an allocated claim from deletion.
 const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
 #[async_trait]
@@ -40,7 +40,7 @@ impl PreBind for DynamicResources {
     }
 }
 
-/// Writes down what a claim was given and for whom.
+/// Writes the allocation and the reservation of a claim.
 async fn write(context: &BindContext, mut claim: resource::ResourceClaim) -> Result<(), String> {
     let finalizers = claim.metadata.finalizers.get_or_insert_default();
     if !finalizers.iter().any(|known| known == FINALIZER) {
@@ -59,7 +59,8 @@ async fn write(context: &BindContext, mut claim: resource::ResourceClaim) -> Res
         .map_err(|error| format!("add allocation and reservation to claim {}: {error}", claim_key(&claim)))
 }
 
-/// Makes the claim for a pod's extended resources and tells the pod of it. What comes of half of that is removed.
+/// Creates the claim for a pod's extended resources and references it in the pod's status. On failure the
+/// claim is deleted again.
 async fn create_extended_resource_claim(
     context: &BindContext,
     pod: &PodInfo,
@@ -87,12 +88,12 @@ async fn create_extended_resource_claim(
     if bound.is_err()
         && let Err(error) = delete(&*context.api, &created).await
     {
-        tracing::warn!(%error, claim = key, "cannot delete a claim for extended resources");
+        tracing::warn!(%error, claim = key, "failed to delete ResourceClaim for extended resources");
     }
     bound
 }
 
-/// Deletes a claim, though it was allocated.
+/// Deletes a claim even if it is allocated.
 pub(crate) async fn delete(api: &dyn Api, claim: &resource::ResourceClaim) -> Result<(), ApiError> {
     let mut without_finalizer = claim.clone();
     if let Some(finalizers) = &mut without_finalizer.metadata.finalizers {

@@ -1,4 +1,4 @@
-//! Parts of a device: how much of its capacity a request takes.
+//! Consumable capacity: how much of a device's capacity a request consumes.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use schema::quantity::{Format, Quantity};
 
 type Requests = BTreeMap<String, Text>;
 
-/// What is taken of each capacity of a device, by what is asked and how the device rounds it; `None` where the
-/// device has no such capacity or gives no such amount.
+/// Returns how much of each capacity of a device a request consumes, rounded by the request policy. `None` if
+/// the device lacks a requested capacity or the policy does not allow the amount.
 pub fn consumed_capacity(
     requests: Option<&Requests>,
     device: &resource::Device,
@@ -26,7 +26,7 @@ pub fn consumed_capacity(
     each.collect()
 }
 
-/// An amount as the device gives it, `None` if it does not.
+/// Rounds an amount by the request policy; `None` if the policy does not allow it.
 fn round_request(requested: Option<Quantity>, capacity: &resource::DeviceCapacity) -> Option<Quantity> {
     let policy = capacity.request_policy.as_ref();
     let default = policy.and_then(|policy| policy.default.as_ref()).map(quantity);
@@ -50,7 +50,7 @@ fn round_request(requested: Option<Quantity>, capacity: &resource::DeviceCapacit
     given.then_some(amount)
 }
 
-/// The next amount of the range that is enough.
+/// Rounds up to the next step of the range.
 fn round_up_to_step(requested: Quantity, range: &resource::CapacityRequestPolicyRange) -> Quantity {
     let min = quantity(&range.min);
     if requested < min {
@@ -65,13 +65,13 @@ fn round_up_to_step(requested: Quantity, range: &resource::CapacityRequestPolicy
     }
 }
 
-/// How much an amount is beyond the last step; `None` if there are no such steps.
+/// The remainder of an amount over the last step. `None` if the calculation overflows or the step is 0.
 fn remainder_of_step(amount: Quantity, range: &resource::CapacityRequestPolicyRange) -> Option<i64> {
     let Some(step) = &range.step else { return Some(0) };
     amount.value().checked_sub(quantity(&range.min).value())?.checked_rem(quantity(step).value())
 }
 
-/// The API server has seen to it that it is one.
+/// The API server has validated quantities; an invalid one counts as 0.
 pub fn quantity(text: &Text) -> Quantity {
     Quantity::parse(&text.0).unwrap_or_else(|_| Quantity::new(0, Format::BinarySI))
 }

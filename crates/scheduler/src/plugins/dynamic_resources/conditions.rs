@@ -1,4 +1,5 @@
-//! Devices that must be prepared before a pod is bound: their drivers say so in conditions of the claim.
+//! Binding conditions: devices that their drivers must prepare before a pod is bound. Drivers report the
+//! result as conditions in the claim's status.
 
 use std::time::Duration;
 
@@ -7,10 +8,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
 use crate::bind::BindContext;
 
-/// How long drivers may take. Upstream's default.
+/// How long drivers may take. Default of upstream's `bindingTimeout`.
 const BINDING_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Waits until the devices of a claim are ready. One that will not be is given back, so that others can be tried.
+/// Waits until all devices of a claim are ready. On failure the claim is deallocated, so that other devices
+/// can be tried.
 pub async fn wait_for_binding_conditions(
     context: &BindContext,
     key: &str,
@@ -24,21 +26,21 @@ pub async fn wait_for_binding_conditions(
         Some(claim) => check_binding_conditions(claim),
         None => Some(Err(format!("resourceclaim.resource.k8s.io {name:?} not found"))),
     });
-    let outcome = match tokio::time::timeout(BINDING_TIMEOUT, ready).await {
-        Ok(outcome) => outcome,
+    let binding = match tokio::time::timeout(BINDING_TIMEOUT, ready).await {
+        Ok(binding) => binding,
         Err(_) => Err(format!("device binding timeout: claim={name}")),
     };
-    if outcome.is_err() {
+    if binding.is_err() {
         clear_allocation(context, key).await;
     }
-    outcome
+    binding
 }
 
-/// Whether all devices are ready, or one never will be; `None` if that is still open.
+/// Whether all devices are ready or one has failed; `None` if neither is decided yet.
 fn check_binding_conditions(claim: &resource::ResourceClaim) -> Option<Result<(), String>> {
     let name = claim.metadata.name.as_deref().unwrap_or_default();
     let statuses = claim.status.as_ref().and_then(|status| status.devices.as_deref()).unwrap_or_default();
-    // What was allocated may not have come back yet.
+    // The allocation may not have arrived from the watch yet.
     claim.status.as_ref()?.allocation.as_ref()?;
     for result in results(claim).filter(|result| !conditions(&result.binding_conditions).is_empty()) {
         let status = statuses.iter().find(|status| {
@@ -79,7 +81,7 @@ fn conditions(list: &Option<Vec<String>>) -> &[String] {
     list.as_deref().unwrap_or_default()
 }
 
-/// Takes the allocation back, unless others have the claim too.
+/// Deallocates the claim, unless other pods share it.
 async fn clear_allocation(context: &BindContext, key: &str) {
     let current = context.resource_claims.wait(key, |claim| Some(claim.cloned())).await;
     let Some(mut claim) = current else { return };
@@ -89,7 +91,7 @@ async fn clear_allocation(context: &BindContext, key: &str) {
     }
     *status = resource::ResourceClaimStatus::default();
     if let Err(error) = context.api.update_resource_claim_status(&claim).await {
-        tracing::warn!(%error, claim = key, "cannot take back what could not be prepared");
+        tracing::warn!(%error, claim = key, "failed to deallocate ResourceClaim after device binding failure");
     }
 }
 

@@ -1,7 +1,8 @@
-//! Extended resources that device classes stand for.
+//! Extended resources backed by device classes (DRAExtendedResource).
 //!
-//! Where a node does not have such a resource itself, a pod's containers get devices for it. They are allocated to one
-//! claim for the whole pod, which is made when the pod is bound; until then it is known by a name no object can have.
+//! If a node does not provide such a resource by a device plugin, the pod's containers get devices instead.
+//! They are allocated to one special claim for the whole pod, which is created at PreBind. Until then it is
+//! kept in the state under a name that no API object can have.
 
 use std::sync::Arc;
 
@@ -14,14 +15,14 @@ use crate::state::objects::{Objects, key};
 use crate::state::pod::ContainerRequests;
 use crate::state::{NodeInfo, PodInfo};
 
-/// Says that a claim is for extended resources.
+/// Annotation of a claim for extended resources.
 const EXTENDED_RESOURCE_CLAIM_ANNOTATION: &str = "resource.kubernetes.io/extended-resource-claim";
 const SPECIAL_CLAIM_NAME: &str = "<extended-resources>";
 
-/// A resource and the class that stands for it.
+/// An extended resource and the name of its device class.
 pub type ExtendedResource = (Arc<str>, String);
 
-/// The resources a pod asks for that classes stand for.
+/// Returns the extended resources that a pod requests and that have a device class.
 pub fn resources_with_device_class(pod: &PodInfo, objects: &Objects) -> Vec<ExtendedResource> {
     let requested = pod.requests.exact.scalar.iter().filter(|(_, amount)| *amount != 0);
     let class = |(name, _): &(Arc<str>, i64)| Some((name.clone(), objects.device_class_for(name)?));
@@ -31,12 +32,12 @@ pub fn resources_with_device_class(pod: &PodInfo, objects: &Objects) -> Vec<Exte
         .collect()
 }
 
-/// Those that a node does not have itself.
+/// Returns those that the node does not provide by a device plugin.
 pub fn missing_on_node<'b>(resources: &'b [ExtendedResource], node: &NodeInfo) -> Vec<&'b ExtendedResource> {
     resources.iter().filter(|(name, _)| node.allocatable.scalar(name) == 0).collect()
 }
 
-/// The claim that was made for a pod when it was tried before.
+/// Returns the claim that an earlier attempt created for the pod.
 pub fn find_leftover_claim(pod: &PodInfo, objects: &Objects) -> Option<Claim> {
     let own = |claim: &&Claim| is_extended_claim_of(claim, pod) && !is_special_claim(claim);
     objects.resource_claims.values().find(own).cloned()
@@ -47,19 +48,19 @@ pub fn is_extended_claim_of(claim: &resource::ResourceClaim, pod: &PodInfo) -> b
     owner(claim).is_some_and(|owner| owner.uid == *pod.uid && owner.name == *pod.name)
 }
 
-/// Whether a claim is not made yet.
+/// Whether a claim is not created in the API yet.
 pub fn is_special_claim(claim: &resource::ResourceClaim) -> bool {
     claim.metadata.name.as_deref().is_some_and(|name| name.starts_with(SPECIAL_CLAIM_NAME))
 }
 
-/// What a claim that was made and allocated was known by before.
+/// Returns the key under which an allocated special claim was kept before it was created.
 pub fn special_claim_key_of(claim: &resource::ResourceClaim) -> Option<String> {
     super::allocation(claim)?;
     let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
     Some(special_claim_key(namespace, &owner(claim)?.uid))
 }
 
-/// What the claim of a pod is known by before it is made.
+/// Returns the key of a pod's special claim before it is created.
 pub fn special_claim_key(namespace: &str, uid: &str) -> String {
     key(namespace, &format!("{SPECIAL_CLAIM_NAME}{uid}"))
 }
@@ -70,7 +71,8 @@ fn owner(claim: &resource::ResourceClaim) -> Option<&OwnerReference> {
     claim.metadata.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
 }
 
-/// A claim for devices in place of resources, and which request is for which container.
+/// Builds the claim for the devices that replace extended resources, and the mapping of its requests to
+/// containers.
 pub fn new_extended_claim(pod: &PodInfo, missing: &[&ExtendedResource]) -> (Claim, Vec<Mapping>) {
     let (mut requests, mut mappings) = (Vec::new(), Vec::new());
     for (resource, class) in missing {
@@ -111,10 +113,10 @@ fn exact_request(name: String, class: &str, count: i64) -> resource::DeviceReque
     resource::DeviceRequest { name, exactly: Some(exactly), first_available: None }
 }
 
-/// What a pod's containers need of one resource.
+/// The device requests of a pod's containers for one resource.
 #[derive(Default)]
 struct ResourceRequests {
-    /// Names and how many devices.
+    /// Request name and number of devices.
     requests: Vec<(String, i64)>,
     mappings: Vec<Mapping>,
 }
@@ -122,7 +124,7 @@ struct ResourceRequests {
 impl ResourceRequests {
     fn of(containers: &[ContainerRequests], resource: &str) -> ResourceRequests {
         let mut resource_requests = ResourceRequests::default();
-        // Those that run till the end have devices of their own.
+        // Regular containers and sidecars run at the same time: each has its own devices.
         let mut long_running: Vec<Option<(String, i64)>> = vec![None; containers.len()];
         for (index, container) in containers.iter().enumerate().filter(|(_, one)| !one.is_regular_init) {
             if let Some((name, count)) = container.request(index, resource) {
@@ -131,7 +133,8 @@ impl ResourceRequests {
                 long_running[index] = Some((name, count));
             }
         }
-        // Those that end before have the devices of those that begin after them, and share what they need beyond.
+        // Other init containers end before later containers start: they reuse the devices of later containers
+        // and sidecars, and share one more request for what is missing.
         let mut init_request: Option<(String, i64)> = None;
         let mut sharing = Vec::new();
         for (index, container) in containers.iter().enumerate().filter(|(_, one)| one.is_regular_init) {
@@ -143,7 +146,7 @@ impl ResourceRequests {
                 }
             }
             if missing > 0 {
-                // What it is called is known when all have been asked.
+                // The name of the shared request is known after the last init container.
                 sharing.push(mapping(container, resource, ""));
                 if init_request.as_ref().is_none_or(|(_, max)| *max < missing) {
                     init_request = Some((name, missing));
@@ -170,7 +173,8 @@ fn mapping(container: &ContainerRequests, resource: &str, request: &str) -> Mapp
 }
 
 impl ContainerRequests {
-    /// What a request of a container is called, and how many it needs.
+    /// Returns the request name of a container and the number of devices; `None` if it does not use the
+    /// resource.
     fn request(&self, index: usize, resource: &str) -> Option<(String, i64)> {
         let place = self.requests.iter().position(|(name, _)| **name == *resource)?;
         let count = self.requests[place].1;

@@ -1,4 +1,4 @@
-//! The pools of devices there are, and which of their devices a node reaches.
+//! The device pools of the cluster, and the devices of each that a node can access.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -13,48 +13,48 @@ use crate::state::NodeInfo;
 use crate::state::objects::Objects;
 use crate::state::selection::NodeSelector;
 
-/// What makes a device one: driver, pool, name.
+/// Identifies a device: driver, pool and name.
 pub type DeviceId = (String, String, String);
 
-/// All that is offered in the cluster, and what of it other claims have.
+/// All pools, and the devices and capacity that are allocated to claims.
 pub struct PoolSet<'o> {
     pools: Vec<Pool<'o>>,
-    /// Pools with devices of one node alone, by that node.
+    /// Pools with node-local devices, by node name.
     by_node: HashMap<&'o str, BTreeSet<usize>>,
-    /// Pools whose devices several nodes may reach.
+    /// Pools with devices that several nodes may access.
     shared: BTreeSet<usize>,
-    /// Devices that a claim has for itself.
+    /// Devices that are allocated exclusively.
     pub taken: BTreeSet<DeviceId>,
-    /// What is taken of devices that several may have.
+    /// Consumed capacity of devices that allow multiple allocations.
     pub consumed: HashMap<DeviceId, BTreeMap<String, Quantity>>,
 }
 
-/// The newest generation of a driver's pool.
+/// The latest generation of a pool.
 pub struct Pool<'o> {
     driver: &'o str,
     name: &'o str,
     slices: Vec<&'o resource::ResourceSlice>,
-    /// Why nothing may be taken from it.
+    /// Why the pool cannot be used: `being updated` or `invalid`.
     invalid_reason: Option<&'static str>,
-    /// What is left of the counters that devices share, by set and name.
+    /// Remaining values of the shared counters, by counter set and name.
     pub counters: HashMap<(&'o str, &'o str), Quantity>,
 }
 
-/// A device within reach.
+/// A device that the node can access.
 pub struct PoolDevice<'o> {
     pub id: DeviceId,
     pub device: &'o resource::Device,
     pub pool: usize,
-    /// The one node that has it.
+    /// The node, for a node-local device.
     pub node: Option<&'o str>,
-    /// The nodes that reach it, where they are told by labels.
+    /// The nodes that can access the device, if selected by labels.
     pub selector: Option<&'o core::NodeSelector>,
 }
 
-/// What a node reaches.
+/// The devices that a node can access.
 pub struct NodeDevices<'o> {
     pub pool_devices: Vec<PoolDevice<'o>>,
-    /// Pools that are in no state to be taken from, and why.
+    /// Pools that cannot be used, with the reason.
     pub invalid_pools: Vec<(String, &'static str)>,
 }
 
@@ -122,7 +122,7 @@ impl<'o> PoolSet<'o> {
         }
     }
 
-    /// Takes off what devices that are in use consume of a pool's counters.
+    /// Subtracts the counters that allocated devices consume.
     fn subtract_used_counters(&self, pool: &mut Pool<'o>) {
         let devices = pool.slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
         for device in devices.filter(|device| device.consumes_counters.is_some()) {
@@ -138,12 +138,12 @@ impl<'o> PoolSet<'o> {
         }
     }
 
-    /// The devices a node reaches, in the order in which they are tried.
+    /// Returns the devices that a node can access, in the order in which they are tried.
     pub fn devices_for_node(&self, node: &NodeInfo) -> NodeDevices<'o> {
         let mut node_devices = NodeDevices { pool_devices: Vec::new(), invalid_pools: Vec::new() };
         let own = self.by_node.get(&*node.name);
         let indices: BTreeSet<usize> = own.into_iter().flatten().chain(&self.shared).copied().collect();
-        // Those that have to be waited for come last.
+        // Pools with binding conditions last: other devices need no preparation.
         let (with_binding_conditions, without_binding_conditions): (Vec<usize>, Vec<usize>) =
             indices.into_iter().partition(|index| self.pools[*index].has_binding_conditions());
         for index in without_binding_conditions.into_iter().chain(with_binding_conditions) {
@@ -175,7 +175,7 @@ impl<'o> Pool<'o> {
         (!unique || !known).then_some("invalid")
     }
 
-    /// Whether drivers want to prepare some of the devices before a pod is bound.
+    /// Whether drivers must prepare some of the devices before a pod is bound.
     fn has_binding_conditions(&self) -> bool {
         let mut devices = self.slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
         devices.any(|device| device.binding_conditions.as_ref().is_some_and(|list| !list.is_empty()))
@@ -217,7 +217,7 @@ fn counters<'o>(slices: &[&'o resource::ResourceSlice]) -> HashMap<(&'o str, &'o
     named.collect()
 }
 
-/// What a device takes of its pool's counters, each with its set and name.
+/// Returns the counters that a device consumes: set, name and amount.
 pub fn consumed_counters(device: &resource::Device) -> impl Iterator<Item = (&str, &str, Quantity)> {
     let sets = device.consumes_counters.iter().flatten();
     sets.flat_map(|set| {
@@ -226,7 +226,7 @@ pub fn consumed_counters(device: &resource::Device) -> impl Iterator<Item = (&st
     })
 }
 
-/// Adds to the amount of that name.
+/// Adds to the amount with this name.
 pub fn add(amounts: &mut BTreeMap<String, Quantity>, name: &str, amount: Quantity) {
     match amounts.get_mut(name) {
         Some(sum) => *sum = *sum + amount,

@@ -1,4 +1,5 @@
-//! What helps a pod that no node would do for: a claim given back may be allocated elsewhere.
+//! PostFilter: deallocates an unused claim that is allocated where the pod does not fit, so that it can be
+//! allocated elsewhere.
 
 use super::{DynamicResources, NAME, allocation, claims_of, extended_resources, reserved_for};
 use crate::framework::{CleanupTask, PostFilter, PostFilterContext, PostFilterResult, Status};

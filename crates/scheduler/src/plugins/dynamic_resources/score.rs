@@ -1,4 +1,4 @@
-//! Nodes where requests with alternatives get what they would rather have are better.
+//! Scoring of prioritized lists: prefers nodes where requests get an earlier alternative.
 
 use k8s_openapi::api::resource::v1 as resource;
 
@@ -7,7 +7,7 @@ use super::{Claim, DynamicResources, allocation, claims_of};
 use crate::framework::{Cycle, PreScore, PreScoreResult, Score, default_normalize_score};
 use crate::state::{NodeId, NodeInfo};
 
-/// So many alternatives a request may have.
+/// How many alternatives a request may have (upstream's `FirstAvailableDeviceRequestMaxSize`).
 const FIRST_AVAILABLE_MAX_SIZE: i64 = 8;
 
 impl PreScore for DynamicResources {
@@ -15,7 +15,7 @@ impl PreScore for DynamicResources {
         if cycle.pod.claims.is_empty() {
             return PreScoreResult::Skip;
         }
-        // Whether they are there was asked before.
+        // PreFilter has rejected the pod if a claim is missing.
         let claims = claims_of(cycle.pod, &cycle.state.objects).unwrap_or_default();
         if !claims.iter().any(|claim| prioritized_requests(claim).next().is_some()) {
             return PreScoreResult::Skip;
@@ -34,7 +34,7 @@ impl PreScore for DynamicResources {
 }
 
 struct PrioritizedListScore<'o> {
-    /// Of what is allocated already.
+    /// Score of the claims that are allocated already; the same on every node.
     allocated_score: i64,
     pending: Vec<Claim>,
     allocator: Allocator<'o>,
@@ -53,7 +53,7 @@ impl Score for PrioritizedListScore<'_> {
     }
 }
 
-/// Requests that name several ways to be met.
+/// Returns the requests with alternatives.
 fn prioritized_requests(claim: &resource::ResourceClaim) -> impl Iterator<Item = &resource::DeviceRequest> {
     let requests = claim.spec.devices.iter().flat_map(|devices| devices.requests.iter().flatten());
     requests.filter(|request| {
@@ -61,7 +61,7 @@ fn prioritized_requests(claim: &resource::ResourceClaim) -> impl Iterator<Item =
     })
 }
 
-/// The earlier the way that was gone is named, the more.
+/// Score of a claim: the earlier the allocated alternative, the higher.
 fn claim_score(claim: &resource::ResourceClaim, given: Option<&resource::AllocationResult>) -> i64 {
     let results =
         given.and_then(|given| given.devices.as_ref()).and_then(|devices| devices.results.as_deref());

@@ -1,7 +1,8 @@
-//! The search for devices: every request gets its own, one after the other, and what leads nowhere is undone.
+//! Backtracking search for devices: allocates request by request and undoes what leads to no solution.
 //!
-//! There is no state beside what has been given so far; whether a device may be given too is worked out from that
-//! each time. A claim has few devices, so this is cheap, and nothing can be forgotten when something is undone.
+//! The only state is the list of devices allocated so far. Whether a further device can be allocated is
+//! computed from it each time. Claims have few devices, so this is cheap, and undoing an allocation cannot
+//! miss any state.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,18 +13,18 @@ use super::allocator::{ClaimToAllocate, SubRequest};
 use super::capacity;
 use super::pool_set::{NodeDevices, PoolDevice, PoolSet, add, consumed_counters};
 
-/// So many devices a claim may have.
+/// How many devices a claim may have (upstream's `AllocationResultsMaxSize`).
 const ALLOCATION_RESULTS_MAX_SIZE: usize = 32;
-/// So often is a device tried before the search is given up.
+/// Limit of the number of devices tried. Upstream limits the time instead.
 const MAX_SEARCH_STEPS: usize = 100_000;
 
-/// A device for one of a claim's requests.
+/// A device allocated to a request.
 pub struct AllocatedDevice {
-    /// Which of the offers.
+    /// Index into `pool_devices`.
     pub pool_device: usize,
     pub request: usize,
     pub sub_request: usize,
-    /// What is taken of a device that others may have too.
+    /// The consumed capacity of a device that allows multiple allocations.
     pub consumed: Option<BTreeMap<String, Quantity>>,
 }
 
@@ -31,31 +32,31 @@ pub struct Search<'s, 'o> {
     claims: &'s [ClaimToAllocate],
     pool_set: &'s PoolSet<'o>,
     pub pool_devices: Vec<PoolDevice<'o>>,
-    /// For each claim.
+    /// Allocated devices by claim.
     pub allocated: Vec<Vec<AllocatedDevice>>,
-    /// The way that was gone, for each request of each claim.
+    /// The selected alternative by claim and request.
     pub chosen: Vec<Vec<usize>>,
-    /// Which offers a way wants, as far as it was asked.
+    /// Cached results of CEL selectors.
     device_matches_request: HashMap<(RequestIndices, usize), bool>,
-    /// The devices of a way that wants all.
+    /// The devices of subrequests with allocation mode `All`.
     all_devices: HashMap<RequestIndices, Vec<usize>>,
     steps: usize,
 }
 
-/// Claim, request and way.
+/// Indices of claim, request and subrequest.
 type RequestIndices = (usize, usize, usize);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum SearchResult {
     Allocated,
     NotAllocated,
-    /// The claim would have more devices than it may.
+    /// The claim would exceed its maximum number of devices.
     TooMany,
 }
 
 impl<'s, 'o> Search<'s, 'o> {
-    /// Searches for devices for all claims; comes back without if there are none, and says so if that may be for
-    /// another reason than that there are too few.
+    /// Allocates devices for all claims; `None` if there is no solution. Fails if the search was cut short or
+    /// a pool is invalid, because a solution may exist then.
     pub fn run(
         claims: &'s [ClaimToAllocate],
         pool_set: &'s PoolSet<'o>,
@@ -84,7 +85,7 @@ impl<'s, 'o> Search<'s, 'o> {
         }
     }
 
-    /// Finds out how much "all" is.
+    /// Collects the devices of subrequests with allocation mode `All`.
     fn collect_all_devices(&mut self, invalid_pools: &[(String, &'static str)]) -> Result<(), String> {
         for (c, claim) in self.claims.iter().enumerate() {
             for (r, request) in claim.requests.iter().enumerate() {
@@ -116,7 +117,8 @@ impl<'s, 'o> Search<'s, 'o> {
         let claims = self.claims;
         let Some(claim_to_allocate) = claims.get(claim) else { return SearchResult::Allocated };
         let Some(request_spec) = claim_to_allocate.requests.get(request) else {
-            // Other devices for this claim may leave another way to the next one.
+            // `TooMany` of the next claim does not concern this one: with other devices here the next claim
+            // may use another alternative.
             return match self.allocate_request(claim + 1, 0) {
                 SearchResult::TooMany => SearchResult::NotAllocated,
                 found => found,
@@ -134,7 +136,8 @@ impl<'s, 'o> Search<'s, 'o> {
         found
     }
 
-    /// Gives a request its device number `index` and all that comes after it.
+    /// Allocates device number `index` of a request and everything after it. Candidates start at `from`, so
+    /// that the same set of devices is not tried in every order.
     fn allocate_one(&mut self, indices: RequestIndices, index: usize, from: usize) -> SearchResult {
         let (claim, request, way_index) = indices;
         let claims = self.claims;
@@ -177,7 +180,8 @@ impl<'s, 'o> Search<'s, 'o> {
         SearchResult::NotAllocated
     }
 
-    /// Whether a device can be given now, and what is taken of it if others may have it as well.
+    /// Whether a device can be allocated now. The inner value is the consumed capacity if the device allows
+    /// multiple allocations.
     fn check_device(
         &mut self,
         indices: RequestIndices,
@@ -212,7 +216,8 @@ impl<'s, 'o> Search<'s, 'o> {
         }
         let has = |given: &Vec<AllocatedDevice>| given.iter().any(|given| given.pool_device == pool_device);
         match sub_request.admin {
-            // Looking over somebody's shoulder takes nothing away, but once is enough.
+            // Admin access does not allocate the device, so it ignores other claims; but each device is used
+            // once.
             true => has(&self.allocated[claim]),
             false => {
                 self.pool_set.taken.contains(&self.pool_devices[pool_device].id)
@@ -221,7 +226,7 @@ impl<'s, 'o> Search<'s, 'o> {
         }
     }
 
-    /// What a way takes of a device's capacity, if there is so much left.
+    /// Returns the capacity that a subrequest consumes; `None` if the device has not enough left.
     fn consumed_capacity(
         &self,
         sub_request: &SubRequest,
@@ -241,7 +246,7 @@ impl<'s, 'o> Search<'s, 'o> {
         device.capacity.iter().flatten().all(fits_capacity).then_some(taken)
     }
 
-    /// Whether the pool has enough of what the device is made of.
+    /// Whether the pool's shared counters suffice for the device.
     fn check_available_counters(&self, pool_device: usize) -> bool {
         let PoolDevice { id, device, pool, .. } = &self.pool_devices[pool_device];
         let is_already_counted = is_shared(device)
@@ -255,7 +260,7 @@ impl<'s, 'o> Search<'s, 'o> {
         given.sort_unstable();
         given.dedup();
         let given = given.into_iter().map(|index| &self.pool_devices[index]).filter(|one| one.pool == *pool);
-        // A shared device that others have had is paid for.
+        // The counters of a shared device were subtracted with its first allocation.
         let new = given.filter(|one| !self.pool_set.consumed.contains_key(&one.id));
         let mut left = self.pool_set.pool(*pool).counters.clone();
         for (set, name, amount) in new.flat_map(|one| consumed_counters(one.device)) {
@@ -266,7 +271,7 @@ impl<'s, 'o> Search<'s, 'o> {
         left.values().all(|left| !left.is_negative())
     }
 
-    /// Whether a device has in common with the others of its claim what it must, and no more.
+    /// Whether the device satisfies the claim's match and distinct constraints.
     fn matches_constraints(&self, indices: RequestIndices, pool_device: usize) -> bool {
         let claim = &self.claims[indices.0];
         let name = |request: usize, sub_request: usize| &claim.requests[request].sub_requests[sub_request];
@@ -298,7 +303,8 @@ fn is_shared(device: &resource::Device) -> bool {
     device.allow_multiple_allocations == Some(true)
 }
 
-/// A device's attribute by its full name; those of the driver's own domain may be written without it.
+/// Returns an attribute by its fully qualified name. Attributes in the driver's domain may be stored without
+/// it.
 fn attribute<'o>(pool_device: &PoolDevice<'o>, name: &str) -> Option<&'o resource::DeviceAttribute> {
     let attributes = pool_device.device.attributes.as_ref()?;
     let short = || {

@@ -1,4 +1,4 @@
-//! Devices chosen by CEL expressions over their attributes and capacity.
+//! CEL selectors over attributes and capacity of devices.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -11,7 +11,7 @@ use schema::quantity::Quantity;
 
 const DEVICE_TYPE_NAME: &str = "kubernetes.DRADevice";
 
-/// What a device has to be like.
+/// A compiled selector.
 pub struct Selector(Program);
 
 static ENV: LazyLock<Env> = LazyLock::new(|| {
@@ -27,7 +27,7 @@ static ENV: LazyLock<Env> = LazyLock::new(|| {
     Env::new().variable("device", Type::object(DEVICE_TYPE_NAME, fields.into())).library("bindings")
 });
 
-/// The selectors of a class or claim, or what is wrong with one of them.
+/// Compiles the selectors of a class or claim.
 pub fn compile(
     selectors: Option<&[resource::DeviceSelector]>,
     source: &str,
@@ -49,13 +49,13 @@ pub fn compile(
 }
 
 impl Selector {
-    /// An expression that cannot be evaluated for a device does not choose it.
+    /// Whether the device matches. A runtime error counts as no match.
     pub fn matches(&self, driver: &str, device: &resource::Device) -> bool {
         let variables = Variables::new().with("device", device_value(driver, device));
         match self.0.run(&variables, &mut Budget::new(PER_CALL_LIMIT)) {
             Ok(value) => value.as_bool() == Some(true),
             Err(failure) => {
-                tracing::debug!(device = device.name, %failure, "a device selector cannot be evaluated");
+                tracing::debug!(device = device.name, %failure, "failed to evaluate device selector");
                 false
             }
         }
@@ -88,7 +88,7 @@ fn device_value<'a>(driver: &'a str, device: &'a resource::Device) -> Value<'a> 
     Value::Map(Map::Message(DEVICE_TYPE_NAME.into(), Arc::new(entries)))
 }
 
-/// Names without a domain are in that of the driver.
+/// Groups by domain. Names without a domain are in the driver's domain.
 fn by_domain<'a>(driver: &'a str, values: impl Iterator<Item = (&'a str, Value<'a>)>) -> Value<'a> {
     let mut domains: BTreeMap<&'a str, BTreeMap<Key<'a>, Value<'a>>> = BTreeMap::new();
     for (name, value) in values {
@@ -127,8 +127,8 @@ mod tests {
         check("device.attributes['other.io'].cores > 8", false);
         check("device.capacity['gpu.io'].memory.isGreaterThan(quantity('32Gi'))", true);
         check("device.attributes['gpu.io'].driver.isLessThan(semver('2.0.0'))", true);
-        check("has(device.attributes['nobody.io'].x)", false);
-        check("device.attributes['nobody.io'].x == 1", false);
+        check("has(device.attributes['missing.io'].x)", false);
+        check("device.attributes['missing.io'].x == 1", false);
         check("cel.bind(a, device.attributes['gpu.io'], a.model == 'big')", true);
     }
 

@@ -46,7 +46,7 @@ fn filters_nodes_without_free_devices() {
         b: ok
     "#]],
     );
-    // One device of a is tainted, one of b is taken.
+    // One device on a is tainted, one on b is allocated.
     check(
         "two",
         expect![[r#"
@@ -73,9 +73,9 @@ fn filters_nodes_without_free_devices() {
 #[test]
 fn rejects_pod_with_invalid_claims() {
     check(
-        "nobody",
+        "missing",
         expect![[r#"
-        reject never, resourceclaim.resource.k8s.io "nobody" not found
+        reject never, resourceclaim.resource.k8s.io "missing" not found
     "#]],
     );
     check("nowhere", expect!["reject never, request r: device class tpu does not exist\n"]);
@@ -117,9 +117,9 @@ fn reserved_device_is_not_allocated_again() {
     assert!(cluster.state.objects.resource_claims["default/one"].status.is_none());
 }
 
-/// A cluster of one node with these devices, and a claim with this spec.
+/// A cluster with one node and these devices, and a claim with this spec.
 fn cluster_of(devices: &str, more: &str, claim: &str) -> TestCluster {
-    // Every slice of a pool says how many there are.
+    // Every slice states the number of slices in its pool.
     let slices = if more.contains(r#""name":"p","generation":2"#) { 2 } else { 1 };
     test_cluster(&format!(
         r#"
@@ -143,7 +143,7 @@ fn reserve_claim(cluster: &mut TestCluster) -> Result<resource::AllocationResult
     Ok(claim.status.clone().unwrap().allocation.unwrap())
 }
 
-/// Says what the claim would be given.
+/// Formats the allocation result of the claim.
 #[track_caller]
 fn check_allocation(devices: &str, more: &str, claim: &str, expected: Expect) {
     let allocation = match reserve_claim(&mut cluster_of(devices, more, claim)) {
@@ -187,7 +187,7 @@ fn enforces_match_and_distinct_attribute_constraints() {
             r#"{{"requests":[{{"name":"r","exactly":{{"deviceClassName":"gpu","count":2}}}}],"constraints":[{constraint}]}}"#
         )
     };
-    // The first device fits alone, but no other goes with it: the search must come back to it.
+    // The first device fits alone but matches no other: the search must backtrack.
     check_allocation(&numa, "", &two(r#"{"matchAttribute":"d.io/numa"}"#), expect!["r g1\nr g2\n"]);
     check_allocation(&numa, "", &two(r#"{"distinctAttribute":"d.io/numa"}"#), expect!["r g0\nr g1\n"]);
     check_allocation(
@@ -282,7 +282,7 @@ fn enforces_shared_counters() {
         format!(r#"{{"requests":[{{"name":"r","exactly":{{"deviceClassName":"gpu","count":{count}}}}}]}}"#)
     };
     check_allocation(&devices, &set("card"), &count(1), expect!["r whole\n"]);
-    // The whole one is tried first and leaves nothing for another.
+    // The full device is tried first and leaves no counters for another one.
     check_allocation(&devices, &set("card"), &count(2), expect!["r half-0\nr half-1\n"]);
     check_allocation(&devices, &set("card"), &count(3), expect!["cannot allocate all claims\n"]);
     check_allocation(
@@ -312,7 +312,8 @@ fn passes_class_and_claim_config_to_drivers() {
     .assert_eq(&rendered.join("\n"));
 }
 
-/// A class that stands for a resource, devices for it on one node, and a node that has the resource itself.
+/// A device class for an extended resource, its devices on one node, and a node that provides the resource
+/// itself.
 const EXTENDED_RESOURCE_CLUSTER: &str = r#"
     node devices
     node itself example.com/gpu=2
@@ -324,7 +325,7 @@ const EXTENDED_RESOURCE_CLUSTER: &str = r#"
 fn device_classes_back_extended_resources() {
     let plugin = super::make(&Value::Null).unwrap();
     let fit = crate::plugins::node_resources_fit::make(&Value::Null).unwrap();
-    // What the devices must do for is none of NodeResourcesFit's business, except where a node has the resource.
+    // NodeResourcesFit ignores resources backed by devices, except on nodes that provide them.
     expect![[r#"
         devices: ok
         itself: never, Insufficient example.com/gpu
@@ -366,7 +367,7 @@ fn extended_resource_devices_are_not_allocated_twice() {
     .assert_eq(&cluster.filter(&plugin, "pod q example.com/gpu=1"));
     reserve.unreserve(&mut cluster.state, &first, &node);
     assert!(cluster.state.objects.resource_claims.is_empty());
-    // A claim that was made for the pod before it was turned away must go first.
+    // A claim left over from an earlier attempt must be deleted first.
     cluster.add(
         r#"{"kind":"ResourceClaim","metadata":{"name":"p-extended-resources-x","namespace":"default","annotations":{"resource.kubernetes.io/extended-resource-claim":"true"},"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"p","uid":"uid-p","controller":true}]},"spec":{}}"#,
     );
@@ -380,7 +381,7 @@ fn extended_resource_devices_are_not_allocated_twice() {
         .assert_eq(&cluster.attempt(&crate::testing::default_profile(), "pod p example.com/gpu=1"));
 }
 
-/// Answers like a server that takes everything, and remembers what it was asked.
+/// Accepts every request like a server and records it.
 struct RecordingConnection(Mutex<Vec<String>>);
 
 #[async_trait::async_trait]
@@ -405,7 +406,7 @@ impl Connection for RecordingConnection {
     }
 
     async fn watch(&self, _: &str) -> Result<Box<dyn Watch>, Error> {
-        unreachable!("nothing is followed here")
+        unreachable!("this test does not watch")
     }
 
     fn impersonate(&self, _: &str) -> Option<Arc<dyn Connection>> {
@@ -436,7 +437,7 @@ fn creates_extended_resource_claim_and_patches_pod_status() {
     .assert_eq(&(connection.0.lock().join("\n") + "\n"));
 }
 
-/// One that ends early has the devices of those that begin later, and shares what it needs beyond with others like it.
+/// Init containers reuse the devices of later containers and share one request for what is missing.
 #[test]
 fn init_containers_reuse_devices_of_later_containers() {
     let container = |name: &str, count: u32| json!({"name": name, "resources": {"requests": {"cpu": "1", "e.com/g": count.to_string()}}});
@@ -452,7 +453,8 @@ fn init_containers_reuse_devices_of_later_containers() {
     let requests = claim.spec.devices.as_ref().unwrap().requests.as_ref().unwrap();
     let requested: Vec<(&str, Option<i64>)> =
         requests.iter().map(|one| (&*one.name, one.exactly.as_ref().unwrap().count)).collect();
-    // The first lacks three beyond what the sidecar and the main container have; the other two are enough with that.
+    // The first needs three more than the sidecar and the main container have; this is enough for the other
+    // two.
     assert_eq!(
         requested,
         [
@@ -487,7 +489,7 @@ fn scores_prioritized_list_by_rank() {
     ]}}});
     let mut cluster = test_cluster(CLUSTER);
     cluster.add(&claim.to_string());
-    // Only b has a big one; the second wish is worth seven of eight.
+    // Only b has a big one; the second alternative scores seven of eight.
     expect![[r#"
         a: 7 -> 87
         b: 8 -> 100

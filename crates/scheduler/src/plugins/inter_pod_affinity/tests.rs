@@ -52,7 +52,7 @@ fn required_affinity_filters_topology_domains() {
             x: never, node(s) didn't match pod affinity rules
         "#]],
     );
-    // Both terms must hold, by one and the same pod.
+    // Both terms must be satisfied by the same pod.
     filter(
         "",
         &pod("app=x", "podAffinity", "required", &[term(ZONE, "web", ""), term(HOST, "web", "")]),
@@ -83,7 +83,8 @@ fn affinity_matches_namespaces_by_name_and_label() {
             "#]],
         );
     }
-    // Its own namespace if none are said: no such pod there, and it is not one itself.
+    // Without namespaces the pod's own namespace is used: it has no matching pod, and the pod does not match
+    // itself.
     filter(
         "",
         &pod("app=x", "podAffinity", "required", &[term(ZONE, "db", "")]),
@@ -165,7 +166,8 @@ fn scores_preferences_of_incoming_and_existing_pods() {
             x: 0 -> 100
         "#]],
     );
-    // A pod on c prefers web near (4), one on b prefers it far (3), and one on a requires it near (1).
+    // A pod on c prefers affinity to web (weight 4), one on b prefers anti-affinity (3), one on a requires
+    // affinity (1).
     let affinity_pod = pod("app=f", "podAffinity", "preferred", &[weighted(4, term(HOST, "web", ""))])
         .replace("pod p", "pod f on=c");
     let anti_affinity_pod =

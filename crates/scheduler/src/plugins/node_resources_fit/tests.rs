@@ -22,7 +22,8 @@ fn filters_nodes_without_enough_free_resources() {
     check(
         Value::Null,
         "pod p cpu=1 memory=1Gi",
-        // b is full of pods. Least allocated: a has (4-4)/4 and (8-3)/8 left, b (2-1.5)/2 and (4-2)/4.
+        // b has its maximum number of pods. Least allocated: a has (4-4)/4 and (8-3)/8 left, b (2-1.5)/2 and
+        // (4-2)/4.
         expect![[r#"
             a: ok
             b: no, Too many pods
@@ -123,7 +124,7 @@ fn rejects_invalid_arguments() {
     }
 }
 
-/// CPU and memory a pod counts as: exactly, with defaults, and in scores.
+/// CPU and memory of a pod: exact, with defaults for missing requests, and for scores.
 #[track_caller]
 fn check_requests(spec: &str, exact: [i64; 2], nonzero: [i64; 2], scoring: [i64; 2]) {
     let mut cluster = test_cluster("");
@@ -149,22 +150,22 @@ fn pod_requests_include_containers_and_sidecars() {
         format!(r#"{{"initContainers":[{}],"containers":[{}]{rest}}}"#, init.join(","), main.join(","))
     };
     let same = |sum: [i64; 2]| (sum, sum, sum);
-    // Sum of containers against the highest init container.
+    // Sum of the containers versus the highest init container.
     let (a, b, c) = same([3000, 3072 * MI]);
     let init = [container("2", "1Gi"), container("2", "3Gi")];
     check_requests(&spec(&init, &[container("2", "1Gi"), container("1", "1Gi")], ""), a, b, c);
-    // A sidecar counts beside the containers, and beside init containers that start after it.
+    // A sidecar is added to the containers and to the init containers that start after it.
     let (a, b, c) = same([5000, 1024 * MI]);
     let init = [container("4", "0"), sidecar("1", "512Mi"), container("4", "0")];
     check_requests(&spec(&init, &[container("1", "512Mi")], ""), a, b, c);
-    // Overhead on top.
+    // Overhead is added.
     let (a, b, c) = same([1250, 576 * MI]);
     let overhead = r#","overhead":{"cpu":"250m","memory":"64Mi"}"#;
     check_requests(&spec(&[], &[container("1", "512Mi")], overhead), a, b, c);
-    // Containers without requests count as something when nodes are compared.
+    // Containers without requests get default requests for scoring.
     let bare = r#"{"name":"c"}"#.to_owned();
     check_requests(&spec(&[], &[bare.clone(), bare], ""), [0, 0], [200, 400 * MI], [200, 400 * MI]);
-    // What the pod asks for as a whole replaces the sum, but not in scores.
+    // Pod-level requests replace the sum, but not for scoring.
     let whole = r#","resources":{"requests":{"cpu":"2"}}"#;
     check_requests(
         &spec(&[], &[container("1", "512Mi")], whole),
@@ -172,7 +173,7 @@ fn pod_requests_include_containers_and_sidecars() {
         [2000, 512 * MI],
         [1000, 512 * MI],
     );
-    // Fractions are rounded up once.
+    // Fractions are rounded up once, after summing.
     let (a, b, c) = same([1, 1]);
     check_requests(&spec(&[], &[container("400u", "0.3"), container("400u", "0.3")], ""), a, b, c);
 }
@@ -190,13 +191,13 @@ fn resizing_pod_uses_maximum_of_desired_allocated_and_actual_requests() {
     assert_eq!(cpu(""), 3000);
     let infeasible = r#","conditions":[{"type":"PodResizePending","status":"True","reason":"Infeasible"}]"#;
     assert_eq!(cpu(infeasible), 3000);
-    // So does a pod that asks for something as a whole, whatever its containers do.
+    // The same with pod-level requests, whatever the containers request.
     let whole = r#","resources":{"requests":{"cpu":"4"}},"allocatedResources":{"cpu":"5"}"#;
     let with_pod_level_requests = status.replace("}]},", r#"}],"resources":{"requests":{"cpu":"1"}}},"#);
     let (pod, _) =
         test_cluster("").info(&format!("pod p {}", with_pod_level_requests.replace("CONDITIONS", whole)));
     assert_eq!(pod.requests.exact.milli_cpu, 5000);
-    // Of an init container that goes nothing counts but what it wants.
+    // For a terminated init container only the desired requests count.
     let as_init_container =
         status.replace("containers", "initContainers").replace("containerS", "initContainerS");
     let as_init_container = as_init_container.replace(

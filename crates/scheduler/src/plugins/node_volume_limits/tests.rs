@@ -42,7 +42,7 @@ fn check(pod: &str, expected: Expect) {
 #[test]
 fn filters_nodes_over_volume_limit_of_driver() {
     check("pod p", expect!["skip\n"]);
-    // One more on a is one too many; b has one in use and one attached.
+    // a is at its limit; b has one volume in use and one attached.
     for new in ["c2", "new"] {
         check(
             &format!("pod p claim={new}"),
@@ -53,7 +53,7 @@ fn filters_nodes_over_volume_limit_of_driver() {
             "#]],
         );
     }
-    // The same volume again is not one more.
+    // A volume that is attached already does not count again.
     check(
         "pod p claim=c1",
         expect![[r#"

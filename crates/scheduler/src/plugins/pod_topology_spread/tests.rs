@@ -48,7 +48,7 @@ const HOST: &str = "kubernetes.io/hostname";
 #[test]
 fn enforces_max_skew_between_zones() {
     filter(CLUSTER, "pod p", expect!["skip\n"]);
-    // z1 has 3, z2 has 1 (one is leaving, one in another namespace): 3+1-1 > 1, 1+1-1 <= 1.
+    // z1 has 3, z2 has 1 (one is terminating, one in another namespace): 3+1-1 > 1, 1+1-1 <= 1.
     filter(
         CLUSTER,
         &pod("app=web", &[constraint(ZONE, 1, "DoNotSchedule", "")], ""),
@@ -59,7 +59,7 @@ fn enforces_max_skew_between_zones() {
             x: never, node(s) didn't match pod topology spread constraints (missing required label)
         "#]],
     );
-    // With skew 3 both will do; a pod that does not match itself needs less.
+    // With maxSkew 3 both zones fit. A pod that does not match its own selector adds nothing.
     filter(
         CLUSTER,
         &pod("app=web", &[constraint(ZONE, 3, "DoNotSchedule", "")], ""),
@@ -84,7 +84,7 @@ fn enforces_max_skew_between_zones() {
 
 #[test]
 fn min_domains_counts_missing_domains_as_empty() {
-    // Two zones of three wanted: the least is 0, so 1+1-0 > 1 in z2 too.
+    // minDomains 3 but only two zones: the minimum is 0, so 1+1-0 > 1 in z2, too.
     filter(
         CLUSTER,
         &pod("app=web", &[constraint(ZONE, 1, "DoNotSchedule", r#","minDomains":3"#)], ""),
@@ -99,7 +99,7 @@ fn min_domains_counts_missing_domains_as_empty() {
 
 #[test]
 fn enforces_multiple_constraints() {
-    // Nodes without a zone count for neither. Hosts: a 2, b 1, c 1.
+    // Nodes without a zone count for neither constraint. Hosts: a 2, b 1, c 1.
     filter(
         CLUSTER,
         &pod(
@@ -125,7 +125,7 @@ fn skips_nodes_excluded_by_node_policies() {
         pod a1 on=a label=app=web
         pod b1 on=b label=app=web";
     let selected = r#","nodeSelector":{"pool":"x"}"#;
-    // z3 is out by the node selector, so the least is 1.
+    // z3 is excluded by the node selector, so the minimum is 1.
     filter(
         cluster,
         &pod("app=web", &[constraint(ZONE, 1, "DoNotSchedule", "")], selected),
@@ -135,7 +135,7 @@ fn skips_nodes_excluded_by_node_policies() {
             c: ok
         "#]],
     );
-    // Unless the selector is to be ignored.
+    // Unless nodeAffinityPolicy is Ignore.
     let ignore_affinity_policy = r#","nodeAffinityPolicy":"Ignore""#;
     filter(
         cluster,
@@ -146,7 +146,7 @@ fn skips_nodes_excluded_by_node_policies() {
             c: ok
         "#]],
     );
-    // And with taints honored z3 is out again.
+    // With nodeTaintsPolicy Honor z3 is excluded again.
     let taints_policy = r#","nodeTaintsPolicy":"Honor""#;
     filter(
         cluster,
@@ -181,8 +181,8 @@ fn applies_match_label_keys() {
 
 #[test]
 fn domain_with_less_matching_pods_has_best_score() {
-    // Zones: weight ln(3+2) over the values z1, z2 and none... the node without the label is ignored, so
-    // ln(2+2) = 1.386: z1 3*1.386 = 4.16 -> 4, z2 1.386 -> 1. Normalized 100*(4+1-s)/4.
+    // Zones: the node without the label is ignored, so the weight is ln(2+2) = 1.386: z1 3*1.386 = 4.16 -> 4,
+    // z2 1.386 -> 1. Normalized 100*(4+1-s)/4.
     score(
         CLUSTER,
         &pod("app=web", &[constraint(ZONE, 1, "ScheduleAnyway", "")], ""),
@@ -202,7 +202,7 @@ fn applies_default_constraints_to_service_pods() {
         "{CLUSTER}\n{}",
         r#"{"kind":"Service","metadata":{"name":"web","namespace":"default"},"spec":{"selector":{"app":"web"}}}"#
     );
-    // Hosts: ln(4+2)=1.792 by 2,1,1,0 plus 2; zones: ln(3+2)=1.609 (z1, z2, none) by 3,3,1 plus 4.
+    // Hosts: ln(4+2)=1.792 times 2,1,1,0 plus 2; zones: ln(3+2)=1.609 (z1, z2, none) times 3,3,1 plus 4.
     // a 3.58+2+4.83+4 = 14.41, b 1.79+2+4.83+4 = 12.62, c 1.79+2+1.61+4 = 9.40, x 2.
     score(
         &cluster,

@@ -1,4 +1,4 @@
-//! Which volumes a pod would have on a node.
+//! Finds volumes for a pod's claims on a node. Counterpart of upstream's `volumeBinder`.
 
 use std::sync::Arc;
 
@@ -20,31 +20,31 @@ const BIND_CONFLICT: &str = "node(s) didn't find available persistent volumes to
 const NOT_ENOUGH_SPACE: &str = "node(s) did not have enough free storage";
 const VOLUME_NOT_EXIST: &str = "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)";
 
-/// A pod's claims, by what is to be done with them.
+/// A pod's claims by state (upstream's `PodVolumeClaims`).
 pub struct PodVolumeClaims {
-    /// With the node affinity of the volume each is bound to; without if the volume is missing.
+    /// Node affinity of each bound claim's volume; the outer `None` if the volume is missing.
     bound: Vec<Option<Option<NodeSelector>>>,
-    /// To be bound where the pod runs, smallest first.
+    /// Claims with delayed binding, smallest first.
     waiting: Vec<Arc<core::PersistentVolumeClaim>>,
-    /// Some claim should be bound by now.
+    /// Some claim has immediate binding and is not bound.
     pub immediate: bool,
 }
 
-/// What a pod would have on a node.
+/// The volumes to bind and the claims to provision on a node (upstream's `PodVolumes`).
 #[derive(Default)]
 pub struct VolumeBindings {
     pub volumes: Vec<(Arc<core::PersistentVolume>, Arc<core::PersistentVolumeClaim>)>,
     pub provision: Vec<Arc<core::PersistentVolumeClaim>>,
 }
 
-/// The claim is bound, and both sides know.
+/// Whether claim and volume are bound to each other.
 pub fn is_fully_bound(claim: &core::PersistentVolumeClaim) -> bool {
     let named = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
     let annotations = claim.metadata.annotations.as_ref();
     !named.is_empty() && annotations.is_some_and(|all| all.contains_key("pv.kubernetes.io/bind-completed"))
 }
 
-/// Looks a pod's claims up.
+/// Classifies a pod's claims.
 pub fn claims_of(pod: &PodInfo, objects: &Objects) -> Result<PodVolumeClaims, String> {
     let mut claims = PodVolumeClaims { bound: Vec::new(), waiting: Vec::new(), immediate: false };
     for volume in &pod.volumes {
@@ -85,7 +85,7 @@ pub fn claims_of(pod: &PodInfo, objects: &Objects) -> Result<PodVolumeClaims, St
     Ok(claims)
 }
 
-/// Whether the claim's class waits for its first consumer.
+/// Whether the claim's storage class has binding mode `WaitForFirstConsumer`.
 fn is_delayed_binding(claim: &core::PersistentVolumeClaim, objects: &Objects) -> Result<bool, String> {
     let name = Objects::storage_class_of(claim);
     if name.is_empty() {
@@ -113,7 +113,7 @@ fn parse_quantity(text: Option<&Text>) -> Option<Quantity> {
 }
 
 impl PodVolumeClaims {
-    /// What the pod would have on the node, or why it cannot.
+    /// Finds the pod's volumes on a node, or the reasons why there are none.
     pub fn find_pod_volumes(
         &self,
         node: &NodeInfo,
@@ -121,7 +121,7 @@ impl PodVolumeClaims {
     ) -> Result<VolumeBindings, Vec<&'static str>> {
         let mut reasons = Vec::new();
         let mut found = VolumeBindings::default();
-        // The first claim that does not fit decides.
+        // As upstream, only the first claim that does not fit determines the reason.
         let bound_conflict = self.bound.iter().find_map(|volume| match volume {
             None => Some(VOLUME_NOT_EXIST),
             Some(affinity) => {
@@ -141,7 +141,7 @@ impl PodVolumeClaims {
         if reasons.is_empty() { Ok(found) } else { Err(reasons) }
     }
 
-    /// Matches the claims that wait with volumes; those that find none are to be provisioned.
+    /// Matches unbound claims with volumes; claims without a match are provisioned.
     fn find_unbound_volumes(
         &self,
         node: &NodeInfo,
@@ -172,7 +172,7 @@ impl PodVolumeClaims {
     }
 }
 
-/// The smallest volume that will do, or the one that is kept for the claim.
+/// Finds the smallest matching volume, or the volume that is prebound to the claim.
 fn find_matching_volume(
     claim: &core::PersistentVolumeClaim,
     node: &NodeInfo,
@@ -186,7 +186,7 @@ fn find_matching_volume(
         .as_ref()
         .map(|typed| selector(Some(typed)).unwrap_or_else(|_| LabelSelector::nothing()));
     let mut smallest: Option<(Quantity, &Arc<core::PersistentVolume>)> = None;
-    // Sorted, so that equals are chosen the same way each time.
+    // Sorted, so that the result is the same for volumes of equal size.
     let mut volumes: Vec<_> = objects
         .volumes
         .values()
@@ -249,7 +249,7 @@ fn is_bound_to_claim(bound_ref: &core::ObjectReference, claim: &core::Persistent
         && bound_ref.uid.as_ref().is_none_or(|uid| Some(uid) == meta.uid.as_ref())
 }
 
-/// Whether a volume for the claim can be made where the node reaches it.
+/// Checks that a volume for the claim can be provisioned where the node can access it.
 fn check_volume_provisioning(
     claim: &core::PersistentVolumeClaim,
     node: &NodeInfo,
@@ -276,7 +276,7 @@ fn check_volume_provisioning(
     if has_enough_capacity(claim, class, node, objects) { Ok(()) } else { Err(NOT_ENOUGH_SPACE) }
 }
 
-/// Whether a driver that tells its capacity has room for the claim.
+/// Whether the driver has enough capacity for the claim. Always true for drivers that do not report capacity.
 fn has_enough_capacity(
     claim: &core::PersistentVolumeClaim,
     class: &storage::StorageClass,
@@ -297,7 +297,7 @@ fn has_enough_capacity(
     })
 }
 
-/// How large a volume can be.
+/// The maximum size of a volume.
 pub fn volume_limit(capacity: &storage::CSIStorageCapacity) -> Option<i64> {
     let limit = capacity.maximum_volume_size.as_ref().or(capacity.capacity.as_ref());
     parse_quantity(limit).map(|limit| limit.value())

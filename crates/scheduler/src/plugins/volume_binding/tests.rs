@@ -55,9 +55,9 @@ fn bound_claims_restrict_nodes() {
 fn rejects_pod_with_unbound_immediate_or_missing_claims() {
     check("pod p claim=now", expect!["reject never, pod has unbound immediate PersistentVolumeClaims\n"]);
     check(
-        "pod p claim=nobody",
+        "pod p claim=missing",
         expect![[r#"
-        reject never, persistentvolumeclaim "nobody" not found
+        reject never, persistentvolumeclaim "missing" not found
     "#]],
     );
     check(
@@ -125,7 +125,7 @@ fn reserved_volume_is_not_bound_twice() {
         spec.claim_ref.and_then(|claim| claim.name)
     };
     assert!(reserve.reserve(&mut cluster.state, &first, &node).is_success());
-    // The smallest that is large enough.
+    // The smallest sufficient volume.
     assert_eq!(claim_of_volume(&cluster, "small").as_deref(), Some("w"));
     let (second, _) = cluster.info("pod p2 claim=w2");
     assert!(reserve.reserve(&mut cluster.state, &second, &node).is_success());

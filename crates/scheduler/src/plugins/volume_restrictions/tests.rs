@@ -23,9 +23,9 @@ fn rejects_disk_and_read_write_once_pod_conflicts() {
     check("pod p", expect!["skip\n"]);
     check("pod p claim=many", expect!["skip\n"]);
     check(
-        "pod p claim=nobody",
+        "pod p claim=missing",
         expect![[r#"
-        reject never, persistentvolumeclaim "nobody" not found
+        reject never, persistentvolumeclaim "missing" not found
     "#]],
     );
     check(
