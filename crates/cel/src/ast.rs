@@ -1,9 +1,10 @@
-//! The tree of an expression: nodes in one vector, named by their index. Macros are expanded while parsing, so
-//! loops are [`Fold`]s only.
+//! The syntax tree of an expression. Nodes are stored in one vector and referenced by index. Macros are
+//! expanded while parsing, so [`Comprehension`] is the only kind of loop.
 
 pub(crate) type Id = u32;
 
-/// The accumulator of macros; no expression can write this name.
+/// The name of the accumulator in expanded macros. It is not a valid identifier, so expressions cannot
+/// use it.
 pub(crate) const ACCUMULATOR_NAME: &str = "@result";
 
 #[derive(Debug, Clone, PartialEq)]
@@ -19,7 +20,7 @@ pub(crate) enum Literal {
 
 #[derive(Debug)]
 pub(crate) enum ExprKind {
-    /// Where something was wrong; it has been complained about.
+    /// An invalid expression. The error has been reported.
     Unspecified,
     Literal(Literal),
     Ident(String),
@@ -60,12 +61,13 @@ pub(crate) struct Field {
     pub optional: bool,
 }
 
-/// `accumulator = init; for each variable in range while condition { accumulator = step }; result`.
+/// `accu_var = accu_init; for each iter_var in iter_range while loop_condition { accu_var = loop_step
+/// }; result`.
 #[derive(Debug)]
 pub(crate) struct Comprehension {
     pub iter_range: Id,
     pub iter_var: String,
-    /// With a second variable the first is the index or key and this one the element or value.
+    /// With a second variable, the first one is the index or key and this one the element or value.
     pub iter_var2: Option<String>,
     pub accu_var: String,
     pub accu_init: Id,
@@ -77,9 +79,9 @@ pub(crate) struct Comprehension {
 #[derive(Debug)]
 pub(crate) struct Node {
     pub kind: ExprKind,
-    /// In characters from the start.
+    /// The offset in the source, in characters.
     pub offset: u32,
-    /// How deep the tree below is; every recursion over the tree is bounded by it.
+    /// The height of the subtree. It limits the depth of all recursion over the tree.
     pub height: u32,
 }
 
@@ -104,7 +106,7 @@ impl Ast {
         &self.nodes[id as usize].kind
     }
 
-    /// The node's kind, leaving it broken until it is set again.
+    /// Takes the node's kind out. The node is unspecified until `set` is called.
     pub fn take(&mut self, id: Id) -> ExprKind {
         std::mem::replace(&mut self.nodes[id as usize].kind, ExprKind::Unspecified)
     }
@@ -121,7 +123,7 @@ impl Ast {
         0..self.nodes.len() as Id
     }
 
-    /// `a.b.c` as a name, if it is nothing but identifiers.
+    /// The dotted name `a.b.c`, if the node consists only of identifiers.
     pub fn qualified_name(&self, id: Id) -> Option<String> {
         match self.kind(id) {
             ExprKind::Ident(name) => Some(name.clone()),

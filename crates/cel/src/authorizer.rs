@@ -1,22 +1,22 @@
-//! Questions to the authorizer, built step by step as expressions do:
+//! Authorization checks that are built step by step in an expression:
 //! `authorizer.group('apps').resource('deployments').namespace('x').check('create').allowed()`.
 
 use std::sync::Arc;
 
-/// Who answers. An implementation knows the user the expression is evaluated for.
+/// Makes authorization decisions for the user that the expression is evaluated for.
 pub trait Authorizer: Sync {
-    /// Whether the user (or the service account asked for instead) may.
+    /// Whether the user, or the service account in `attributes`, is allowed to do this.
     fn authorize(&self, attributes: &AuthorizationAttributes) -> Decision;
 }
 
-/// What is asked.
+/// The attributes of an authorization check.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AuthorizationAttributes {
-    /// Namespace and name of a service account to ask for instead of the user.
+    /// Namespace and name of the service account to check instead of the user.
     pub service_account: Option<(String, String)>,
     /// The verb.
     pub verb: String,
-    /// For questions about paths; all that follows is for questions about resources.
+    /// The path of a non-resource request. The fields below are for resource requests.
     pub path: Option<String>,
     /// The API group.
     pub group: String,
@@ -34,18 +34,18 @@ pub struct AuthorizationAttributes {
     pub label_selector: String,
 }
 
-/// The answer.
+/// An authorization decision.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Decision {
     /// Whether it is allowed.
     pub allowed: bool,
-    /// Why, if the authorizer said.
+    /// The reason from the authorizer, or empty.
     pub reason: String,
-    /// What went wrong, if anything.
+    /// The error from the authorizer, if any.
     pub error: Option<String>,
 }
 
-/// How far a question has been built.
+/// An authorization check that is being built.
 pub struct AuthorizerCheck<'a> {
     pub(crate) stage: Stage,
     pub(crate) authorizer: &'a dyn Authorizer,
@@ -71,7 +71,7 @@ impl<'a> AuthorizerCheck<'a> {
         })
     }
 
-    /// The value of the variable `authorizer.requestResource`: a question that is only missing its verb.
+    /// The value of the variable `authorizer.requestResource`, to which only the verb must be added.
     pub fn for_resource(
         authorizer: &'a dyn Authorizer,
         attributes: AuthorizationAttributes,

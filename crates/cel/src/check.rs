@@ -1,4 +1,5 @@
-//! The type checker: gives every node a type and every call its overloads, or complains as cel-go does.
+//! The type checker: determines the type of every node and the overloads of every call, and reports
+//! errors in cel-go's format. Upstream: `checker` in github.com/google/cel-go.
 
 mod type_mapping;
 
@@ -13,10 +14,10 @@ use crate::time;
 use crate::types::Type;
 use type_mapping::{TypeMapping, more_general};
 
-/// Parts of a type; those that people write have a few.
+/// The maximum number of parts of a type. Types in real expressions have few.
 const MAX_TYPE_SIZE: usize = 500;
 
-/// What the checker found out.
+/// A type-checked expression.
 #[derive(Debug)]
 pub(crate) struct Checked {
     pub ast: Ast,
@@ -65,20 +66,21 @@ struct Checker<'a> {
     errors: &'a mut Errors,
     types: Vec<Option<Type>>,
     overloads: Vec<Vec<&'static Overload>>,
-    /// The variables of enclosing folds, innermost last.
+    /// The variables of enclosing comprehensions, innermost last.
     scope: Vec<(String, Type)>,
     type_mapping: TypeMapping,
 }
 
 impl Checker<'_> {
-    /// The type of a node. Macros use some nodes twice, always in the same scope, so once is enough.
+    /// Returns the type of a node. Macros reference some nodes twice, always in the same scope, so each
+    /// node is checked only once.
     fn check(&mut self, id: Id) -> Type {
         if let Some(ty) = &self.types[id as usize] {
             return ty.clone();
         }
         let mut ty = self.check_expr(id);
         if ty.exceeds_size(MAX_TYPE_SIZE) {
-            // `[1].map(v, {v: v})` over and over doubles the type each time.
+            // Nested `[1].map(v, {v: v})` doubles the type in each step.
             self.report_error(id, "the type of the expression is too large".to_owned());
             ty = Type::Error;
         }
@@ -87,7 +89,8 @@ impl Checker<'_> {
     }
 
     fn check_expr(&mut self, id: Id) -> Type {
-        // Nodes are replaced by what they turn out to be, so they are taken out while looked at.
+        // A node may be replaced with another kind (a select with an identifier), so it is taken out
+        // while it is checked.
         let kind = self.ast.take(id);
         let (kind, ty) = match kind {
             ExprKind::Unspecified => (ExprKind::Unspecified, Type::Error),
@@ -130,6 +133,8 @@ impl Checker<'_> {
     }
 
     fn select(&mut self, id: Id, operand: Id, field: String, test: bool) -> (ExprKind, Type) {
+        // A dotted name may refer to a variable with dots in its name, which takes precedence over the
+        // selection of a field.
         if !test && let Some(prefix) = self.ast.qualified_name(operand) {
             let name = format!("{prefix}.{field}");
             if let Some(ty) = self.lookup(&name) {
@@ -252,7 +257,7 @@ impl Checker<'_> {
         })
     }
 
-    /// The signature with type variables of its own.
+    /// Returns the signature with new type variables in place of its type parameters.
     fn with_fresh_type_params(&mut self, overload: &Overload) -> (Vec<Type>, Type) {
         if !overload.generic {
             return (overload.args.clone(), overload.result.clone());
@@ -392,7 +397,7 @@ impl Checker<'_> {
         Type::Dyn
     }
 
-    /// Lists and maps written out have elements of one type, except where `format` takes them.
+    /// The elements of list and map literals must have one type, except in the arguments of `format`.
     fn check_elements(&mut self) {
         let mut seen = vec![false; self.ast.len() * 2];
         let mut pending = vec![(self.ast.root, false)];
@@ -441,7 +446,8 @@ impl Checker<'_> {
         local.or_else(|| self.env.ident(name))
     }
 
-    /// Literals that only functions read are read now already.
+    /// Validates literal arguments of functions that parse them: durations, timestamps and regular
+    /// expressions.
     fn check_literals(&mut self) {
         for id in self.ast.ids() {
             let ExprKind::Call { function, args, .. } = self.ast.kind(id) else { continue };

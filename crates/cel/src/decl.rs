@@ -1,5 +1,5 @@
-//! Declarations: a type together with what a schema says beyond it, that is how JSON becomes a value of the type
-//! and how large the value can get.
+//! Declarations: a type with further information from its schema, which determines how JSON is
+//! converted to CEL values and how large these can be. Counterpart: `DeclType` in `apiserver/pkg/cel`.
 
 mod schema;
 mod table;
@@ -9,31 +9,32 @@ use std::sync::{Arc, LazyLock};
 
 use crate::types::{Object, Type};
 
-/// The largest request the API server takes, from which sizes nobody limited follow.
+/// The API server's limit on the size of a request body. It determines the maximum size of values
+/// without limits in their schema.
 pub(crate) const MAX_REQUEST_SIZE_BYTES: u64 = 3 * 1024 * 1024;
 
-/// How lists compare and add up.
+/// How lists are compared and concatenated (`x-kubernetes-list-type`).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ListType {
-    /// In order.
+    /// Ordered.
     #[default]
     Atomic,
-    /// Without order; adding keeps an element once.
+    /// Unordered. Concatenation removes duplicates.
     Set,
-    /// Without order; elements with the same values of these keys are the same element.
+    /// Unordered. Elements with the same values of these keys are the same element.
     Map(Vec<String>),
 }
 
-/// A type with what is known of its JSON.
+/// A type with the properties of its JSON representation.
 #[derive(Clone, Debug)]
 pub struct Decl {
-    /// What the checker sees.
+    /// The type for the checker.
     pub ty: Type,
-    /// The most characters, items or entries; `u64::MAX` when nothing is known.
+    /// The maximum number of characters, items or entries; `u64::MAX` if unknown.
     pub max: u64,
-    /// The fewest bytes of its JSON.
+    /// The minimum size of the JSON representation in bytes.
     pub(crate) min_size: u64,
-    /// Of lists and maps.
+    /// The declaration of list items or map values.
     pub(crate) items: Option<Arc<Decl>>,
     pub(crate) list_type: ListType,
 }
@@ -41,14 +42,14 @@ pub struct Decl {
 /// A field of an object type.
 #[derive(Clone, Debug)]
 pub struct Field {
-    /// The name in JSON; an expression writes it escaped.
+    /// The name in JSON. Expressions use the escaped form.
     pub property: String,
-    /// What it holds.
+    /// The declaration of its value.
     pub decl: Decl,
 }
 
 impl Decl {
-    /// A declaration that knows nothing but the type.
+    /// A declaration with no information beyond the type.
     pub fn new(ty: Type) -> Decl {
         let items = match &ty {
             Type::List(item) => Some(Arc::new(Decl::new((**item).clone()))),
@@ -59,9 +60,9 @@ impl Decl {
         Decl { ty, max, min_size: 1, items, list_type: ListType::Atomic }
     }
 
-    /// The declaration of a structural OpenAPI schema, as in a CustomResourceDefinition. None if the schema says
-    /// nothing that expressions could use. `root` is true for whole (also embedded) resources, which always have
-    /// `apiVersion`, `kind`, `metadata.name` and `metadata.generateName`.
+    /// The declaration of a structural OpenAPI schema, as in a CustomResourceDefinition. `None` if the
+    /// schema has nothing that expressions could use. `root` is true for complete (also embedded)
+    /// resources, which always have `apiVersion`, `kind`, `metadata.name` and `metadata.generateName`.
     pub fn from_schema(schema: &serde_json::Value, root: bool) -> Option<Decl> {
         schema::decl(schema, root, 0)
     }
@@ -71,7 +72,7 @@ impl Decl {
         table::decl(table, ty)
     }
 
-    /// The same with its object types named after the place they are found at, starting from `name`.
+    /// Names the object types in the declaration after their path, starting with `name`.
     pub fn with_type_name(self, name: &str) -> Decl {
         let Decl { ty, max, min_size, items, list_type } = self;
         match ty {
@@ -107,7 +108,7 @@ impl Decl {
         }
     }
 
-    /// How often such a value can stand in one request.
+    /// The maximum number of such values in one request.
     pub fn max_items_in_request(&self) -> u64 {
         MAX_REQUEST_SIZE_BYTES / self.min_size.saturating_add(1)
     }

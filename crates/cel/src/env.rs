@@ -1,4 +1,4 @@
-//! Environments, which know names and types, and the programs compiled in them.
+//! Environments, which declare variables and types, and the programs that are compiled in them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,47 +15,48 @@ use crate::source::Errors;
 use crate::types::{Object, Type};
 use crate::value::Value;
 
-/// What expressions may refer to. The functions are those of Kubernetes v1.36; variables are added one by one.
+/// The variables, types and libraries that an expression may use. Functions are those of Kubernetes
+/// v1.36.
 #[derive(Clone, Debug, Default)]
 pub struct Env {
     variables: HashMap<String, Arc<Decl>>,
     messages: BTreeMap<String, Arc<Object>>,
-    /// The first words of message names that may be continued at will, as `Object` is in mutations.
+    /// The first segments of dynamic message names, such as `Object` in mutations.
     dynamic_packages: Vec<String>,
     enabled_libs: Vec<&'static str>,
 }
 
 impl Env {
-    /// Without variables.
+    /// An environment without variables.
     pub fn new() -> Env {
         Env::default()
     }
 
-    /// The same with a variable. Its name may have dots.
+    /// Adds a variable. Its name may contain dots.
     pub fn variable(mut self, name: &str, decl: impl Into<Decl>) -> Env {
         self.variables.insert(name.to_owned(), Arc::new(decl.into()));
         self
     }
 
-    /// The same with a message type that expressions can make values of: `Name{field: value}`.
+    /// Adds a message type, of which expressions can create values: `Name{field: value}`.
     pub fn message_type(mut self, object: Object) -> Env {
         self.messages.insert(object.name.clone(), Arc::new(object));
         self
     }
 
-    /// The same with message types `name`, `name.a`, `name.a.b` and so on, which have any field.
+    /// Adds the message types `name`, `name.a`, `name.a.b` and so on, which have arbitrary fields.
     pub fn dynamic_messages(mut self, name: &str) -> Env {
         self.dynamic_packages.push(name.to_owned());
         self
     }
 
-    /// The same with a library that not every place has: `jsonpatch` or `bindings` (`cel.bind`).
+    /// Enables an optional library: `jsonpatch`, or `bindings` for `cel.bind`.
     pub fn library(mut self, name: &'static str) -> Env {
         self.enabled_libs.push(name);
         self
     }
 
-    /// Parses and checks an expression.
+    /// Parses and type-checks an expression.
     pub fn compile(&self, source: &str) -> Result<Program, Errors> {
         let mut errors = Errors::new(source);
         let checked = parser::parse(source, self.enabled_libs.contains(&"bindings"), &mut errors)
@@ -86,7 +87,7 @@ impl Env {
     }
 }
 
-/// The names of types, which expressions can compare `type(x)` with.
+/// Type identifiers, which expressions can compare with `type(x)`.
 pub(crate) fn type_ident(name: &str) -> Option<Type> {
     Some(match name {
         "bool" => Type::Bool,
@@ -108,7 +109,7 @@ pub(crate) fn type_ident(name: &str) -> Option<Type> {
     })
 }
 
-/// A checked expression, ready to run any number of times, also at once.
+/// A compiled expression. It can be evaluated any number of times, also concurrently.
 pub struct Program {
     source: String,
     pub(crate) checked: Checked,
@@ -129,7 +130,7 @@ impl Program {
         Program { source: source.to_owned(), functions, constant_exprs: is_constant_expr, checked, variables }
     }
 
-    /// The expression.
+    /// The source of the expression.
     pub fn source(&self) -> &str {
         &self.source
     }
@@ -139,24 +140,24 @@ impl Program {
         self.checked.ty(self.checked.ast.root)
     }
 
-    /// Whether the expression reads the variable.
+    /// Whether the expression references this variable.
     pub fn references_variable(&self, variable: &str) -> bool {
         let ast = &self.checked.ast;
         ast.ids().any(|id| matches!(ast.kind(id), ExprKind::Ident(name) if name == variable))
     }
 
-    /// What running it can cost at least and at most, judged by the sizes the variables' declarations allow.
+    /// The minimum and maximum cost, estimated from the sizes that the variables' declarations allow.
     pub fn estimate(&self) -> Cost {
         estimate::estimate(&self.checked, &self.variables)
     }
 
-    /// The value of the expression. What it cost is taken from `budget`; a single run never costs more than
-    /// [`PER_CALL_LIMIT`](crate::PER_CALL_LIMIT).
+    /// Evaluates the expression. The cost is subtracted from `budget`. One evaluation never costs more
+    /// than [`PER_CALL_LIMIT`](crate::PER_CALL_LIMIT).
     pub fn run<'a>(&'a self, variables: &Variables<'a>, budget: &mut Budget) -> Result<Value<'a>, EvalError> {
         eval::run(self, variables, budget)
     }
 
-    /// Whether the name is that of a type and of no variable.
+    /// Whether the name refers to a type and not to a variable.
     pub(crate) fn is_type(&self, name: &str) -> bool {
         !self.variables.contains_key(name) && type_ident(name).is_some()
     }
@@ -165,7 +166,7 @@ impl Program {
         self.functions[id as usize]
     }
 
-    /// Whether it is a list or map of nothing but literals, or the conversion of one; such things cost nothing.
+    /// Whether a node is a list or map of literals, or the conversion of one. These cost nothing.
     pub(crate) fn is_constant(&self, id: Id) -> bool {
         self.constant_exprs[id as usize]
     }
@@ -174,7 +175,7 @@ impl Program {
 fn find_constant_exprs(ast: &Ast) -> Vec<bool> {
     let mut is_constant_expr = vec![false; ast.len()];
     for id in ast.ids() {
-        // Children are added before their parents, so they have been judged.
+        // Children are added before their parents, so their entries are final.
         is_constant_expr[id as usize] = match ast.kind(id) {
             ExprKind::List { items, optional } => {
                 !optional.contains(&true)
@@ -197,7 +198,7 @@ fn find_constant_exprs(ast: &Ast) -> Vec<bool> {
     is_constant_expr
 }
 
-/// Conversions of literals are as good as literals.
+/// Conversions of constants are constant, too.
 const CONVERSIONS: &[&str] =
     &["bool", "bytes", "double", "duration", "dyn", "int", "string", "timestamp", "type", "uint"];
 

@@ -1,4 +1,4 @@
-//! Names of properties as expressions can write them.
+//! Escapes property names that are not valid CEL identifiers.
 
 const RESERVED_NAMES: &[&str] = &[
     "true",
@@ -24,7 +24,7 @@ const RESERVED_NAMES: &[&str] = &[
     "while",
 ];
 
-/// Whether the language keeps a word to itself.
+/// Whether the name is a reserved word of CEL.
 pub fn is_reserved(name: &str) -> bool {
     RESERVED_NAMES.contains(&name)
 }
@@ -32,8 +32,8 @@ pub fn is_reserved(name: &str) -> bool {
 const ESCAPE_SEQUENCES: &[(&str, &str)] =
     &[("__", "underscores"), (".", "dot"), ("-", "dash"), ("/", "slash")];
 
-/// The identifier for a property: `x.y` is `x__dot__y`, `namespace` is `__namespace__`. None for a name that has no
-/// such form and so cannot be used in expressions.
+/// Returns the identifier of a property: `x__dot__y` for `x.y`, `__namespace__` for `namespace`. `None`
+/// if the name cannot be escaped, so that expressions cannot use the property.
 pub fn escape(name: &str) -> Option<String> {
     if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) {
         return None;
@@ -59,7 +59,7 @@ pub fn escape(name: &str) -> Option<String> {
     Some(out)
 }
 
-/// The property an identifier stands for; none if it has sequences that mean nothing.
+/// Returns the property of an identifier; `None` if it contains unknown escape sequences.
 pub fn unescape(identifier: &str) -> Option<String> {
     let mut out = String::with_capacity(identifier.len());
     let mut rest = identifier;
@@ -67,7 +67,7 @@ pub fn unescape(identifier: &str) -> Option<String> {
         let inner = &rest[start + 2..];
         let length = inner.find('_').filter(|length| *length > 0 && inner[*length..].starts_with("__"));
         let Some(length) = length else {
-            // No sequence begins here; an underscore is only an underscore.
+            // Not the start of an escape sequence, so the underscore is literal.
             out.push_str(&rest[..=start]);
             rest = &rest[start + 1..];
             continue;

@@ -1,5 +1,6 @@
-//! What an expression can cost, judged before it ever runs, by the largest values its variables' schemas allow. A
-//! rule of a CustomResourceDefinition is refused by this judgement, so it has to be upstream's to the unit.
+//! Estimates the cost of an expression from the maximum sizes that the schemas of its variables allow.
+//! Validation rules of CustomResourceDefinitions are rejected by this estimate, so it must equal
+//! upstream's exactly. Upstream: `checker/cost.go` in cel-go and `apiserver/pkg/cel/library/cost.go`.
 
 mod calls;
 mod range;
@@ -28,7 +29,7 @@ pub(crate) fn estimate(checked: &Checked, variables: &HashMap<String, Arc<Decl>>
     estimator.cost(checked.ast.root)
 }
 
-/// The sizes of what is in a list or map.
+/// The sizes of the keys and values in a list or map.
 #[derive(Clone, Copy)]
 struct EntrySizes {
     list: bool,
@@ -43,12 +44,12 @@ impl EntrySizes {
     }
 }
 
-/// Where in the schemas a value comes from.
+/// The origin of a value in the schemas.
 #[derive(Clone, Copy)]
 enum DeclPath<'a> {
-    /// It was made by the expression.
+    /// The value was created by the expression.
     NoPath,
-    /// There, but the schemas say nothing about it.
+    /// The value comes from a variable, but the schemas do not describe it.
     Unknown,
     Known(&'a Decl),
 }
@@ -70,7 +71,7 @@ struct CostEstimator<'a> {
     cost_cache: HashMap<Id, Estimate>,
 }
 
-/// Keys of maps have no length of their own in a schema.
+/// Schemas do not limit the length of map keys.
 static MAP_KEY_DECL: LazyLock<Decl> = LazyLock::new(|| Decl { max: 0, ..Decl::new(Type::String) });
 
 impl<'a> CostEstimator<'a> {
@@ -120,7 +121,7 @@ impl<'a> CostEstimator<'a> {
         }
     }
 
-    /// What the elements of a literal cost together, and what sizes they have.
+    /// The total cost of the elements of a literal, and their sizes.
     fn elements(&mut self, ids: impl Iterator<Item = Id>) -> (Estimate, Estimate) {
         let mut cost = Estimate::ZERO;
         let mut size: Option<Estimate> = None;
@@ -228,8 +229,8 @@ impl<'a> CostEstimator<'a> {
         self.path_decls.get(&id).copied().unwrap_or(DeclPath::NoPath)
     }
 
-    /// Where a part of a value comes from. Upstream takes the first step of every path for the variable's name, so
-    /// a part of something from nowhere counts as the rule's own value.
+    /// The origin of a part of a value. Upstream takes the first segment of every path for the variable
+    /// name, so a part of a value without origin is treated as `self`.
     fn path_inside(&self, whole: Id, part: impl FnOnce(&'a Decl) -> Option<&'a Decl>) -> DeclPath<'a> {
         match self.path_of(whole) {
             DeclPath::NoPath => self.root(),

@@ -1,5 +1,5 @@
-//! Evaluation: one walk over the checked tree. Errors are values of a sort in CEL (`false && error` is false), so
-//! they travel as `Err` and the logical operators and macros take them in.
+//! The evaluator, which walks the checked tree. Errors in CEL behave like values (`false && error` is
+//! false). They are propagated as `Err`, and logical operators and comprehensions absorb them.
 
 pub(crate) mod budget;
 mod comprehension;
@@ -18,20 +18,20 @@ pub use budget::{Budget, EvalError, MATCH_CONDITIONS_BUDGET, PER_CALL_LIMIT, RUN
 
 pub(crate) type EvalResult<'a> = Result<Value<'a>, EvalError>;
 
-/// The values of an environment's variables. Results may borrow from the program as well as from them, so the
-/// program has to be there first.
+/// The values of an environment's variables. Results may borrow from the program and from the
+/// variables, so the program must be created before the variables.
 #[derive(Clone, Default)]
 pub struct Variables<'a> {
     values: Vec<(&'a str, Value<'a>)>,
 }
 
 impl<'a> Variables<'a> {
-    /// None yet.
+    /// No variables.
     pub fn new() -> Variables<'a> {
         Variables { values: Vec::new() }
     }
 
-    /// Says what a variable stands for.
+    /// Sets the value of a variable.
     pub fn set(&mut self, name: &'a str, value: Value<'a>) {
         match self.values.iter_mut().find(|(known, _)| *known == name) {
             Some((_, old)) => *old = value,
@@ -39,7 +39,7 @@ impl<'a> Variables<'a> {
         }
     }
 
-    /// The same with one more variable.
+    /// Adds a variable.
     pub fn with(mut self, name: &'a str, value: Value<'a>) -> Variables<'a> {
         self.set(name, value);
         self
@@ -64,7 +64,7 @@ pub(crate) struct Evaluator<'a, 'b> {
     context: functions::EvalContext,
 }
 
-/// Evaluates the whole program and takes what it cost from the budget.
+/// Evaluates a program and subtracts the cost from the budget.
 pub(crate) fn run<'a>(
     program: &'a Program,
     variables: &Variables<'a>,
@@ -225,7 +225,7 @@ impl<'a> Evaluator<'a, '_> {
                 Ok(value) => values.push(value),
                 Err(EvalError::CostLimitExceeded) => return Err(EvalError::CostLimitExceeded),
                 Err(other) => {
-                    // The call is paid for though it is not made.
+                    // The call is charged although it does not take place, as upstream does.
                     values.push(Value::Null);
                     failure.get_or_insert(other);
                 }
@@ -247,8 +247,8 @@ impl<'a> Evaluator<'a, '_> {
         native(&mut self.context, &values)
     }
 
-    /// A branch of a condition or an index. Reading a variable there costs nothing, since upstream sees it as part
-    /// of what it belongs to.
+    /// Evaluates a branch of a conditional or an index. A variable costs nothing here, because upstream
+    /// treats it as part of the enclosing attribute.
     fn attribute(&mut self, id: Id) -> EvalResult<'a> {
         match self.program.checked.ast.kind(id) {
             ExprKind::Ident(name) => self.lookup(name),
@@ -267,7 +267,8 @@ impl<'a> Evaluator<'a, '_> {
         Ok(value)
     }
 
-    /// `&&` (ends at false) and `||` (ends at true): an error counts only if the other side does not decide.
+    /// Evaluates `&&` (false decides) and `||` (true decides). An error counts only if the other side
+    /// does not decide.
     fn logical_operator(&mut self, left: Id, right: Id, decisive: bool) -> EvalResult<'a> {
         let left = self.eval(left);
         match left {
@@ -331,7 +332,7 @@ impl<'a> Evaluator<'a, '_> {
         Ok(value)
     }
 
-    /// An element of a literal; none for an optional one that is missing.
+    /// Evaluates an element of a literal. `None` for an optional element without a value.
     fn element(&mut self, id: Id, optional: bool) -> Result<Option<Value<'a>>, EvalError> {
         let value = self.eval(id)?;
         match value {
@@ -367,7 +368,7 @@ impl<'a> Evaluator<'a, '_> {
     }
 }
 
-/// Nothing has no type of its own, so the sum of it has the one that was checked.
+/// The sum of an empty list has no value to take its type from, so the checked type determines it.
 fn zero_value<'a>(ty: &Type) -> Value<'a> {
     match ty {
         Type::Uint => Value::Uint(0),

@@ -1,5 +1,5 @@
-//! What the functions do. Arguments have been paid for already; what a function makes or looks at beyond that it
-//! tells the meter.
+//! The implementations of functions. The caller has charged their cost; what a function allocates or
+//! visits beyond that it accounts for with the [`CostTracker`].
 
 pub(crate) mod address;
 mod authz;
@@ -29,10 +29,10 @@ pub use named::Format;
 pub use semver::Version;
 pub use url::Url;
 
-/// A function over evaluated arguments, the receiver first.
+/// A function of evaluated arguments, the receiver first.
 pub(crate) type FunctionOp = for<'a> fn(&mut EvalContext, &[Value<'a>]) -> EvalResult<'a>;
 
-/// What functions share during one evaluation.
+/// The state that functions share during an evaluation.
 pub(crate) struct EvalContext {
     pub cost_tracker: CostTracker,
     regex_cache: HashMap<String, Arc<::regex::Regex>>,
@@ -43,7 +43,7 @@ impl EvalContext {
         EvalContext { cost_tracker: meter, regex_cache: HashMap::new() }
     }
 
-    /// The compiled pattern, compiled once.
+    /// Compiles a pattern, once per evaluation.
     fn regex(&mut self, pattern: &str) -> Result<Arc<::regex::Regex>, EvalError> {
         if let Some(known) = self.regex_cache.get(pattern) {
             return Ok(known.clone());
@@ -71,12 +71,12 @@ fn overload_error<'a>() -> EvalResult<'a> {
     Err(EvalError::new("no such overload"))
 }
 
-/// Whether a list or map has the item.
+/// Whether a list has an item or a map has a key.
 pub(crate) fn contains<'a>(cx: &mut EvalContext, item: &Value<'a>, within: &Value<'a>) -> EvalResult<'a> {
     operators::contains(cx, &[item.clone(), within.clone()])
 }
 
-/// The code of a function; none for those that evaluation itself knows.
+/// The implementation of a function; `None` for those that the evaluator implements itself.
 pub(crate) fn function_op(name: &str) -> Option<FunctionOp> {
     [
         operators::function_op,

@@ -1,18 +1,18 @@
-//! Tokens of an expression.
+//! The lexer.
 
 use crate::source::Errors;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TokenKind {
     Ident,
-    /// Between backquotes.
+    /// An identifier in backquotes.
     Escaped,
     Int,
     Uint,
     Double,
     String,
     Bytes,
-    /// An operator, bracket or keyword, known by its text.
+    /// An operator, bracket or keyword.
     Operator,
     End,
 }
@@ -21,7 +21,7 @@ pub(crate) enum TokenKind {
 pub(crate) struct Token<'s> {
     pub kind: TokenKind,
     pub text: &'s str,
-    /// In characters from the start.
+    /// The offset in the source, in characters.
     pub offset: u32,
 }
 
@@ -32,12 +32,13 @@ const OPERATORS: &[&str] = &[
 
 struct Lexer<'s> {
     source: &'s str,
-    /// In bytes.
+    /// The offset in bytes.
     position: usize,
     offset: u32,
 }
 
-/// All tokens, the last of which is [`Kind::End`]. What is no token is complained about and left out.
+/// Returns all tokens; the last one is [`TokenKind::End`]. Invalid characters are reported as errors
+/// and skipped.
 pub(crate) fn tokens<'s>(source: &'s str, errors: &mut Errors) -> Vec<Token<'s>> {
     let mut lexer = Lexer { source, position: 0, offset: 0 };
     let mut tokens = Vec::new();
@@ -114,7 +115,7 @@ fn token(rest: &str) -> Option<(TokenKind, usize)> {
     OPERATORS.iter().find(|sign| rest.starts_with(**sign)).map(|sign| (TokenKind::Operator, sign.len()))
 }
 
-/// What the complaint shows: an unfinished string to the end of its line, else one character.
+/// The text for the error: an unterminated string up to the end of its line, otherwise one character.
 fn unknown(rest: &str) -> &str {
     let first = rest.chars().next().map_or(0, char::len_utf8);
     if rest.starts_with(['"', '\'']) {
@@ -155,7 +156,7 @@ fn number_literal(rest: &str) -> (TokenKind, usize) {
     (kind, length)
 }
 
-/// A string or bytes literal with its prefixes and quotes.
+/// Parses the prefixes, quotes and content of a string or bytes literal.
 fn string_literal(rest: &str) -> Option<(TokenKind, usize)> {
     let bytes = rest.starts_with(['b', 'B']);
     let mut start = usize::from(bytes);
@@ -171,7 +172,7 @@ fn string_literal(rest: &str) -> Option<(TokenKind, usize)> {
         (1, if quote == '"' { "\"" } else { "'" })
     };
     let length = find_closing_quote(&body[open..], close, raw, open == 3)
-        // `"""` without an end may still be an empty string and the start of another.
+        // Unterminated triple quotes may be an empty string followed by another one.
         .map(|inner| open + inner + close.len())
         .or_else(|| (open == 3).then_some(2))?;
     Some((kind, start + length))

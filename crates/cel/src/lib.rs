@@ -1,8 +1,12 @@
-//! CEL, the expression language of validation rules, policies and match conditions, as Kubernetes v1.36 has it.
+//! CEL, the expression language of validation rules, admission policies and match conditions, with the
+//! functions of Kubernetes v1.36.
 //!
-//! An [`Env`] says which variables there are and of what types; [`Env::compile`] parses and checks an expression,
-//! with cel-go's complaints; the [`Program`] can be estimated (what can it cost at most?) and run, as often as one
-//! likes and from many threads. Nothing an expression says can use more than its [`Budget`] of time or memory.
+//! An [`Env`] declares variables and their types. [`Env::compile`] parses and type-checks an expression
+//! and reports errors as cel-go does. The resulting [`Program`] can be estimated (its maximum cost) and
+//! evaluated, repeatedly and from several threads. Evaluation never uses more time or memory than its
+//! [`Budget`] allows.
+//!
+//! Upstream: github.com/google/cel-go and `apiserver/pkg/cel`.
 //!
 //! ```
 //! use cel::{Budget, Decl, Env, RUNTIME_BUDGET, Value, Variables};
@@ -27,9 +31,9 @@
 //! );
 //! ```
 //!
-//! Reading starts at [`env`](Env); then `parser`, `check`, `eval` and `functions` in the order an expression
-//! meets them. `signatures.txt` is the table of functions. The crate knows schemas but no kinds, and does no I/O:
-//! questions to the authorizer go through a trait.
+//! Start reading at [`env`](Env), then follow an expression through `parser`, `check`, `eval` and
+//! `functions`. `signatures.txt` is the table of functions. The crate knows schemas but no kinds and
+//! does no I/O: authorization checks go through the trait [`Authorizer`].
 
 mod ast;
 mod authorizer;

@@ -1,6 +1,7 @@
-//! From text to a tree, by recursive descent with operator precedence. Bounded: an expression has at most
-//! [`LONGEST`] characters, nests at most [`DEEPEST`] times, and its tree is at most [`TALLEST`] high, so nothing
-//! that walks it later can run out of stack.
+//! A recursive descent parser with operator precedence. An expression has at most
+//! [`MAX_EXPRESSION_CODE_POINTS`] characters and [`MAX_RECURSION_DEPTH`] levels of nesting, and the
+//! tree has at most a height of [`MAX_AST_HEIGHT`]. Thus recursion over the tree cannot overflow the
+//! stack.
 
 mod literal;
 mod macros;
@@ -37,7 +38,7 @@ const RESERVED_WORDS: &[&str] = &[
     "while",
 ];
 
-/// What an expression may begin with, as cel-go's parser lists it.
+/// The tokens that can start an expression, as cel-go's parser lists them in errors.
 const EXPRESSION_START_TOKENS: &str = "{'[', '{', '(', '.', '-', '!', 'true', 'false', 'null', NUM_FLOAT, NUM_INT, NUM_UINT, \
                           STRING, BYTES, IDENTIFIER}";
 
@@ -47,16 +48,16 @@ pub(crate) struct Parser<'s, 'e> {
     depth: u32,
     ast: Ast,
     errors: &'e mut Errors,
-    /// Whether `cel.bind` is known.
+    /// Whether the macro `cel.bind` is enabled.
     bindings: bool,
 }
 
-/// The first syntax error ends the parse; it has been reported.
+/// Parsing stops at the first syntax error, which has been reported.
 struct ParseStopped;
 
 type ParseResult<T> = Result<T, ParseStopped>;
 
-/// The tree of `source`, or none with `errors` saying why.
+/// Parses `source`. Returns `None` after an error, which is added to `errors`.
 pub(crate) fn parse(source: &str, bindings: bool, errors: &mut Errors) -> Option<Ast> {
     let length = source.chars().count();
     if length > MAX_EXPRESSION_CODE_POINTS {
@@ -106,7 +107,8 @@ impl<'s> Parser<'s, '_> {
         Ok(result)
     }
 
-    /// Terms joined by `||` or `&&`, as a balanced tree: long conjunctions are common and must not nest.
+    /// Parses terms joined by `||` or `&&` into a balanced tree. Long conjunctions are common and must
+    /// not reach the height limit.
     fn logical_operator(&mut self, sign: &'static str) -> ParseResult<Id> {
         let mut terms = Vec::new();
         let mut offsets = Vec::new();
@@ -185,7 +187,8 @@ impl<'s> Parser<'s, '_> {
         for (sign, function) in [("!", "!_"), ("-", "-_")] {
             let Some(at) = self.accept(sign) else { continue };
             let mut count = 1;
-            // A minus before a number belongs to it: the smallest integer has no positive twin.
+            // A minus before a number is part of the literal, because the smallest integer has no
+            // positive counterpart.
             if sign == "-" && matches!(self.peek().kind, lexer::TokenKind::Int | lexer::TokenKind::Double) {
                 let number = self.number(at, true)?;
                 return self.members(number);
@@ -201,7 +204,7 @@ impl<'s> Parser<'s, '_> {
         self.members(operand)
     }
 
-    /// `.field`, `.?field`, `.method(...)`, `[index]` and `[?index]` behind an operand.
+    /// Parses `.field`, `.?field`, `.method(...)`, `[index]` and `[?index]` after an operand.
     fn members(&mut self, mut operand: Id) -> ParseResult<Id> {
         loop {
             if let Some(at) = self.accept(".") {
@@ -302,7 +305,7 @@ impl<'s> Parser<'s, '_> {
         Err(self.stop(token.offset, message))
     }
 
-    /// An identifier, a call of a function, or a message being built.
+    /// Parses an identifier, a function call or a message literal.
     fn name(&mut self) -> ParseResult<Id> {
         let start = self.peek().offset;
         let dot = self.accept(".").is_some();
@@ -332,7 +335,7 @@ impl<'s> Parser<'s, '_> {
         }
     }
 
-    /// `a.b.C{field: value}`, told from other names by the brace behind it.
+    /// Parses `a.b.C{field: value}`, which is recognized by the brace after the name.
     fn message(&mut self, dot: bool) -> ParseResult<Option<Id>> {
         let mut end = self.next + 1;
         while self.is_operator_at(end, ".")

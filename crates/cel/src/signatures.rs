@@ -1,20 +1,20 @@
-//! The table of functions: which there are, and what they take and give. `signatures.txt` has the table itself.
+//! The functions and their overloads. The table is in `signatures.txt`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
 use crate::types::Type;
 
-/// One way to call a function.
+/// An overload of a function.
 #[derive(Debug)]
 pub(crate) struct Overload {
-    /// By which costs are counted; empty when they need no telling apart.
+    /// Identifies the overload for cost estimation. Empty if overloads do not differ in cost.
     pub id: &'static str,
     pub member: bool,
-    /// The receiver among them, first.
+    /// The argument types, the receiver first.
     pub args: Vec<Type>,
     pub result: Type,
-    /// Whether there are type parameters to fill in.
+    /// Whether the overload has type parameters.
     pub generic: bool,
 }
 
@@ -22,7 +22,7 @@ pub(crate) struct Overload {
 pub(crate) struct Function {
     pub name: &'static str,
     pub overloads: Vec<Overload>,
-    /// Empty for functions that are always there.
+    /// The optional library of the function; empty for functions that are always available.
     pub library: &'static str,
 }
 
@@ -64,7 +64,7 @@ fn overload(text: &'static str) -> Overload {
     Overload { id, member: receiver.is_some(), args, result: parse(result), generic }
 }
 
-/// Where the list of arguments begins: the parenthesis that the last one closes.
+/// The index of the parenthesis that starts the argument list, which the last parenthesis closes.
 fn open_paren_index(signature: &str) -> usize {
     let mut depth = 0;
     for (index, c) in signature.char_indices().rev() {

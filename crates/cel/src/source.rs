@@ -1,19 +1,18 @@
-//! The text of an expression, positions in it, and complaints about it in the form cel-go prints, since they end
-//! up in front of users: `ERROR: <input>:1:5: undeclared reference to 'x' (in container '')` with the line and a
-//! caret below it.
+//! Compile errors with their positions, formatted exactly as by cel-go, because users see them: `ERROR:
+//! <input>:1:5: undeclared reference to 'x' (in container '')`, with the line and a caret below it.
 
 use std::fmt;
 
-/// One complaint with its position.
+/// A compile error with its position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CompileError {
-    /// Characters from the start of the expression; none when it is about the whole of it.
+    /// The offset in characters; `None` if the error is about the whole expression.
     pub offset: Option<u32>,
-    /// What is wrong.
+    /// The error message.
     pub message: String,
 }
 
-/// What is wrong with an expression. Never empty.
+/// The errors of an expression. Never empty once it is returned to a caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Errors {
     source: String,
@@ -22,7 +21,7 @@ pub struct Errors {
 }
 
 const MAX_ERRORS: usize = 100;
-/// Longer lines are not shown below a complaint.
+/// Longer lines are not shown below an error.
 const MAX_SNIPPET_LENGTH: usize = 16384;
 
 impl Errors {
@@ -42,7 +41,7 @@ impl Errors {
         self.errors.is_empty()
     }
 
-    /// The complaints in the order of their positions.
+    /// The errors sorted by position.
     pub fn sorted_errors(&self) -> Vec<&CompileError> {
         let mut sorted: Vec<&CompileError> = self.errors.iter().collect();
         sorted.sort_by_key(|error| error.offset.map_or(0, |at| at + 1));

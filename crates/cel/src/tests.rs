@@ -3,7 +3,7 @@ use serde_json::json;
 
 use crate::{Budget, Decl, Env, RUNTIME_BUDGET, Type, Value, Variables};
 
-/// What an expression gives over a few variables, or what is wrong with it.
+/// Evaluates an expression with a few variables. Returns the result or the error as text.
 fn evaluate(source: &str) -> String {
     let env = Env::new()
         .variable("x", Type::Dyn)
@@ -334,7 +334,7 @@ fn resolves_fields_of_built_in_types() {
     .assert_eq(&env.compile("object.spec.replica > '1'").expect_err("no such field").to_string());
 }
 
-/// What a run costs, and what it was judged to cost at most.
+/// Checks the actual cost of an evaluation and the estimated maximum.
 #[track_caller]
 fn check_cost(schema: serde_json::Value, object: serde_json::Value, source: &str, actual: u64, most: u64) {
     let decl = Decl::from_schema(&schema, false).expect("the schema is an object").with_type_name("self");

@@ -1,4 +1,4 @@
-//! Durations and timestamps as text. Durations are nanoseconds in an `i64`, as Go has them.
+//! Parses and formats durations and timestamps. Durations are nanoseconds in an `i64`, as in Go.
 
 use jiff::Timestamp;
 use jiff::civil::Date;
@@ -20,7 +20,8 @@ const UNITS: &[(&str, f64)] = &[
     ("h", 3.6e12),
 ];
 
-/// What schemas with `format: duration` allow beyond Go's units.
+/// Units that schemas with `format: duration` allow beyond Go's. Upstream: `ParseDuration` in
+/// `kube-openapi/pkg/validation/strfmt`.
 const LENIENT_UNITS: &[(&str, f64)] = &[
     ("nano", 1.0),
     ("micro", 1e3),
@@ -38,7 +39,7 @@ const LENIENT_UNITS: &[(&str, f64)] = &[
     ("w", 6.048e14),
 ];
 
-/// `1h30m`, as Go reads it.
+/// Parses a duration such as `1h30m`, as Go's `time.ParseDuration` does.
 pub(crate) fn parse_duration(text: &str) -> Option<i64> {
     let (negative, digits) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
@@ -73,7 +74,7 @@ fn scale_number(number: &str, scale: f64) -> Option<i128> {
     Some(whole * scale as i128 + (part * scale) as i128)
 }
 
-/// A duration of a schema with `format: duration`.
+/// Parses a value of a schema with `format: duration`.
 pub(crate) fn parse_lenient_duration(text: &str) -> Option<i64> {
     parse_duration(text).or_else(|| {
         let text = text.trim();
@@ -85,17 +86,17 @@ pub(crate) fn parse_lenient_duration(text: &str) -> Option<i64> {
     })
 }
 
-/// `5400s`.
+/// Formats a duration in seconds: `5400s`.
 pub(crate) fn format_duration(nanos: i64) -> String {
     format!("{}s", format_double(nanos as f64 / 1e9))
 }
 
-/// Without an exponent, as short as it can be read back.
+/// Formats without an exponent, with the shortest representation.
 fn format_double(value: f64) -> String {
     format!("{value}")
 }
 
-/// RFC 3339, in the years CEL knows.
+/// Parses an RFC 3339 timestamp within CEL's range of years.
 pub(crate) fn parse_timestamp(text: &str) -> Option<Timestamp> {
     let shape = text.len() >= 20 && text.as_bytes()[10] == b'T' && text.as_bytes()[4] == b'-';
     let zone = text.ends_with('Z')
@@ -104,7 +105,7 @@ pub(crate) fn parse_timestamp(text: &str) -> Option<Timestamp> {
     in_range(timestamp)
 }
 
-/// `2024-02-03`.
+/// Parses a date such as `2024-02-03`.
 pub(crate) fn parse_date(text: &str) -> Option<Timestamp> {
     let date: Date = text.parse().ok()?;
     in_range(date.to_zoned(TimeZone::UTC).ok()?.timestamp())

@@ -1,4 +1,4 @@
-//! What the checker knows about a value before it exists.
+//! The types of expressions.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,55 +10,55 @@ use crate::escape::escape;
 /// The type of an expression.
 #[derive(Clone, Debug)]
 pub enum Type {
-    /// Anything; checked when it is evaluated.
+    /// Any type; checked during evaluation.
     Dyn,
-    /// What has already been complained about.
+    /// The type of an invalid expression, for which an error has been reported.
     Error,
     /// `null`.
     Null,
-    /// `true` and `false`.
+    /// A boolean.
     Bool,
-    /// 64 bits, signed.
+    /// A signed 64-bit integer.
     Int,
-    /// 64 bits, unsigned.
+    /// An unsigned 64-bit integer.
     Uint,
-    /// IEEE 754 with 64 bits.
+    /// A 64-bit IEEE 754 number.
     Double,
-    /// Unicode text.
+    /// A Unicode string.
     String,
-    /// Raw bytes.
+    /// A byte string.
     Bytes,
-    /// A span of time.
+    /// A duration.
     Duration,
-    /// A point in time.
+    /// A timestamp.
     Timestamp,
-    /// A list of one type.
+    /// A list with elements of one type.
     List(Arc<Type>),
-    /// A map from one type to another.
+    /// A map with its key and value types.
     Map(Arc<(Type, Type)>),
     /// An object with declared fields.
     Object(Arc<Object>),
-    /// A type of a library, known by name: `net.IP`, `optional_type(T)`.
+    /// An opaque type, by name: `net.IP`, `optional_type(T)`.
     Opaque(&'static str, Arc<[Type]>),
-    /// The type of types.
+    /// The type of a type.
     Type(Option<Arc<Type>>),
-    /// A parameter of a signature.
+    /// A type parameter or variable.
     Param(Arc<str>),
 }
 
-/// The fields of an object type. Two of them are the same type if they have the same name.
+/// An object type. Object types are equal if they have the same name.
 #[derive(Debug)]
 pub struct Object {
-    /// Shown in complaints.
+    /// The name in error messages.
     pub name: String,
-    /// By name as an expression writes it, which is escaped.
+    /// The fields by escaped name.
     pub fields: BTreeMap<String, Field>,
-    /// Whether it has every field, all of them [`Type::Dyn`].
+    /// Whether the object has arbitrary fields, all of type [`Type::Dyn`].
     pub open: bool,
 }
 
 impl Object {
-    /// The field of this name, escaped or as it is in JSON.
+    /// The field with this escaped or JSON name.
     pub(crate) fn field(&self, name: &str) -> Option<&Field> {
         self.fields.get(name).or_else(|| self.fields.get(&escape(name)?))
     }
@@ -67,32 +67,32 @@ impl Object {
 pub(crate) const OPTIONAL: &str = "optional_type";
 
 impl Type {
-    /// A list of `item`.
+    /// The type of lists of `item`.
     pub fn list(item: Type) -> Type {
         Type::List(Arc::new(item))
     }
 
-    /// A map from `key` to `value`.
+    /// The type of maps from `key` to `value`.
     pub fn map(key: Type, value: Type) -> Type {
         Type::Map(Arc::new((key, value)))
     }
 
-    /// Either a `value` or nothing.
+    /// The type of optional values.
     pub fn optional(value: Type) -> Type {
         Type::Opaque(OPTIONAL, Arc::new([value]))
     }
 
-    /// A library's type without parameters.
+    /// An opaque type without parameters.
     pub fn opaque(name: &'static str) -> Type {
         Type::Opaque(name, Arc::new([]))
     }
 
-    /// An object type of this name with these fields.
+    /// An object type.
     pub fn object(name: &str, fields: BTreeMap<String, Field>) -> Type {
         Type::Object(Arc::new(Object { name: name.to_owned(), fields, open: false }))
     }
 
-    /// The name as `type(x)` prints it.
+    /// The name as printed for `type(x)`.
     pub fn name(&self) -> &str {
         match self {
             Type::Dyn => "dyn",
@@ -123,7 +123,7 @@ impl Type {
         matches!(self, Type::Dyn | Type::Error)
     }
 
-    /// What is inside an optional, and whether it was one.
+    /// The element type of an optional type, or the type itself; and whether it was optional.
     pub(crate) fn unwrap_optional(&self) -> (Type, bool) {
         match self {
             Type::Opaque(OPTIONAL, inner) => (inner[0].clone(), true),
@@ -131,7 +131,7 @@ impl Type {
         }
     }
 
-    /// Whether the type is made of more than so many others.
+    /// Whether the type consists of more than `max_size` types.
     pub(crate) fn exceeds_size(&self, max_size: usize) -> bool {
         fn remaining_size(ty: &Type, remaining: usize) -> Option<usize> {
             let remaining = remaining.checked_sub(1)?;
@@ -148,7 +148,7 @@ impl Type {
         remaining_size(self, max_size).is_none()
     }
 
-    /// Of a fixed size that is known without looking.
+    /// Whether values have a fixed size.
     pub(crate) fn is_scalar(&self) -> bool {
         match self {
             Type::Bool | Type::Double | Type::Duration | Type::Int | Type::Timestamp | Type::Uint => true,

@@ -1,5 +1,4 @@
-//! Values while an expression is evaluated. What comes from JSON stays a reference into it until somebody looks
-//! inside, one level at a time.
+//! Values during evaluation. JSON is borrowed and converted on access, one level at a time.
 
 mod equality;
 mod json;
@@ -22,12 +21,12 @@ use crate::types::Type;
 pub(crate) use equality::same_element;
 pub(crate) use json::from_json;
 
-/// What an expression evaluates to.
+/// The value of an expression.
 #[derive(Clone)]
 pub enum Value<'a> {
     /// `null`.
     Null,
-    /// A truth value.
+    /// A boolean.
     Bool(bool),
     /// A signed integer.
     Int(i64),
@@ -35,119 +34,120 @@ pub enum Value<'a> {
     Uint(u64),
     /// A floating-point number.
     Double(f64),
-    /// Text.
+    /// A string.
     String(Text<'a>),
-    /// Bytes.
+    /// A byte string.
     Bytes(Arc<[u8]>),
-    /// Nanoseconds.
+    /// A duration in nanoseconds.
     Duration(i64),
-    /// A point in time.
+    /// A timestamp.
     Timestamp(Timestamp),
     /// A list.
     List(List<'a>),
     /// A map, or an object from JSON.
     Map(Map<'a>),
-    /// Fields that somebody else computes when they are asked for.
+    /// An object whose fields are computed on access.
     Fields(Arc<dyn Fields<'a> + 'a>),
-    /// A value that may be missing.
+    /// An optional value.
     Optional(Option<Arc<Value<'a>>>),
-    /// A type as a value.
+    /// A type.
     Type(Type),
-    /// A value of one of Kubernetes' libraries.
+    /// A value of a Kubernetes library.
     Library(LibraryValue<'a>),
 }
 
-/// Values of the libraries, as they are known to their functions.
+/// The values of Kubernetes libraries.
 #[derive(Clone)]
 pub enum LibraryValue<'a> {
-    /// `quantity()`.
+    /// A quantity, from `quantity()`.
     Quantity(schema::quantity::Quantity),
-    /// `semver()`.
+    /// A semantic version, from `semver()`.
     Version(Arc<Version>),
-    /// `url()`.
+    /// A URL, from `url()`.
     Url(Arc<Url>),
-    /// `ip()`.
+    /// An IP address, from `ip()`.
     Ip(IpAddress),
-    /// `cidr()`.
+    /// A CIDR, from `cidr()`.
     Cidr(CidrBlock),
-    /// `format.named()`.
+    /// A named format, from `format.named()`.
     Format(Format),
-    /// `authorizer` and what is built from it.
+    /// An authorization check, from the variable `authorizer`.
     Check(Arc<AuthorizerCheck<'a>>),
 }
 
 /// An object whose fields are computed when an expression reads them.
 pub trait Fields<'a>: Send + Sync {
-    /// The field of this name, if there is one. What computing it costs is taken from `budget`.
+    /// Returns the field with this name if it exists. The cost of computing it is subtracted from
+    /// `budget`.
     fn get(&self, name: &str, budget: &mut Budget) -> Option<Result<Value<'a>, EvalError>>;
 
-    /// The name of its type.
+    /// The name of the object's type.
     fn type_name(&self) -> &str {
         "object"
     }
 }
 
-/// Text that is borrowed from JSON or shared.
+/// A string, borrowed or shared.
 #[derive(Clone)]
 pub enum Text<'a> {
-    /// From JSON or the expression.
+    /// Borrowed from JSON or from the expression.
     Borrowed(&'a str),
-    /// Made by a function.
+    /// Created by a function.
     Shared(Arc<str>),
 }
 
-/// A list that is borrowed from JSON or shared.
+/// A list, borrowed from JSON or shared.
 #[derive(Clone)]
 pub enum List<'a> {
-    /// From JSON, with the declaration of the list.
+    /// Borrowed from JSON, with the declaration of the list.
     Json(&'a [Json], &'a Decl),
-    /// Made by an expression.
+    /// Created by an expression.
     Shared(Arc<Vec<Value<'a>>>),
 }
 
-/// A map that is borrowed from JSON or shared.
+/// A map, borrowed from JSON or shared.
 #[derive(Clone)]
 pub enum Map<'a> {
-    /// From JSON, with the declaration of the object or map.
+    /// Borrowed from JSON, with the declaration of the object or map.
     Json(&'a serde_json::Map<String, Json>, &'a Decl),
-    /// Made by an expression.
+    /// Created by an expression.
     Shared(Arc<BTreeMap<Key<'a>, Value<'a>>>),
-    /// Made by an expression that named its type.
+    /// A message created by an expression, with its type name.
     Message(Arc<str>, Arc<BTreeMap<Key<'a>, Value<'a>>>),
-    /// Has an empty map at every key that it does not have.
+    /// A map that returns an empty map for missing keys.
     WithDefault(Arc<BTreeMap<Key<'a>, Value<'a>>>),
 }
 
 /// A key of a map.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key<'a> {
-    /// `true` or `false`.
+    /// A boolean.
     Bool(bool),
-    /// A number that fits.
+    /// A signed integer, or a double with an integral value.
     Int(i64),
-    /// A number.
+    /// An unsigned integer.
     Uint(u64),
-    /// Text, as nearly always.
+    /// A string.
     String(Text<'a>),
 }
 
 impl<'a> Value<'a> {
-    /// The CEL value of JSON nobody declared a type for.
+    /// Converts JSON without a declared type.
     pub fn from_json(json: &'a Json) -> Value<'a> {
         from_json(json, Decl::unknown())
     }
 
-    /// The CEL value of JSON with this declaration.
+    /// Converts JSON with this declaration.
     pub fn from_declared(json: &'a Json, decl: &'a Decl) -> Value<'a> {
         from_json(json, decl)
     }
 
-    /// Shared text.
+    /// A shared string.
     pub fn text(text: impl Into<Arc<str>>) -> Value<'a> {
         Value::String(Text::Shared(text.into()))
     }
 
-    /// A semantic version; none if the text is not one.
+    /// A semantic version; `None` if the text is invalid.
     pub fn semver(text: &str) -> Option<Value<'a>> {
         Version::parse(text).ok().map(|version| Value::Library(LibraryValue::Version(Arc::new(version))))
     }
@@ -160,7 +160,7 @@ impl<'a> Value<'a> {
         Value::Optional(Some(Arc::new(value)))
     }
 
-    /// The text, if it is text.
+    /// The string, if this is one.
     pub fn as_str(&self) -> Option<&str> {
         match self {
             Value::String(text) => Some(text),
@@ -168,7 +168,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The truth value, if it is one.
+    /// The boolean, if this is one.
     pub fn as_bool(&self) -> Option<bool> {
         match self {
             Value::Bool(value) => Some(*value),
@@ -176,7 +176,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Its type, as `type(x)` gives it.
+    /// The type, as `type(x)` returns it.
     pub fn type_of(&self) -> Type {
         match self {
             Value::Null => Type::Null,
@@ -199,7 +199,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// What `size()` gives; 1 for what has no size.
+    /// The result of `size()`; 1 for values without a size.
     pub(crate) fn size(&self) -> u64 {
         match self {
             Value::String(text) => text.chars().count() as u64,
@@ -213,7 +213,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// How two values of comparable types are ordered; none for types that have no order.
+    /// Compares two values; `None` if their types are not comparable.
     pub(crate) fn compare(&self, other: &Value<'a>) -> Option<Ordering> {
         match (self, other) {
             (Value::Bool(a), Value::Bool(b)) => Some(a.cmp(b)),
@@ -225,7 +225,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// Whether it is the empty or zero value of its type.
+    /// Whether this is the zero value of its type.
     pub(crate) fn is_zero(&self) -> bool {
         match self {
             Value::Null => true,
@@ -262,7 +262,7 @@ impl LibraryValue<'_> {
 }
 
 impl<'a> List<'a> {
-    /// How many items there are.
+    /// The number of items.
     pub fn len(&self) -> usize {
         match self {
             List::Json(items, _) => items.len(),
@@ -270,12 +270,12 @@ impl<'a> List<'a> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The item at this place.
+    /// The item at an index.
     pub fn get(&self, index: usize) -> Option<Value<'a>> {
         match self {
             List::Json(items, decl) => items.get(index).map(|item| from_json(item, decl.item())),
@@ -297,7 +297,7 @@ impl<'a> List<'a> {
 }
 
 impl<'a> Map<'a> {
-    /// How many entries there are.
+    /// The number of entries.
     pub fn len(&self) -> usize {
         match self {
             Map::Json(entries, _) => entries.len(),
@@ -305,17 +305,17 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the map is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The value of a key that is text; of an object, of the field with this (escaped) name.
+    /// The value of a string key, or of the field with this escaped name.
     pub fn field(&self, name: &str) -> Option<Value<'a>> {
         match self {
             Map::Json(entries, decl) => match &decl.ty {
                 Type::Object(object) if !object.open => {
-                    // A field that is null is as good as absent, unlike a null in a list or map.
+                    // A null field counts as absent, unlike a null in a list or map.
                     let field = decl.field(name)?;
                     let value = entries.get(&field.property).filter(|value| !value.is_null())?;
                     Some(from_json(value, &field.decl))
@@ -352,7 +352,7 @@ impl<'a> Map<'a> {
         }
     }
 
-    /// The entries in the order of their keys.
+    /// The entries sorted by key.
     pub fn entries(&self) -> Vec<(Value<'a>, Value<'a>)> {
         match self {
             Map::Json(entries, decl) => {
@@ -387,7 +387,7 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// The key and the same number in the other type.
+    /// The key and the equal number of the other integer type.
     fn numeric_keys(self) -> impl Iterator<Item = Key<'a>> {
         let other = match &self {
             Key::Int(value) => u64::try_from(*value).ok().map(Key::Uint),

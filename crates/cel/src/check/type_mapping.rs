@@ -1,11 +1,11 @@
-//! Whether one type can stand where another is wanted, and what that makes of type variables.
+//! Checks whether a type is assignable to another, and binds type variables accordingly.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::types::Type;
 
-/// What type variables stand for. Attempts that fail are undone.
+/// The bindings of type variables. Failed attempts are rolled back.
 #[derive(Default)]
 pub(super) struct TypeMapping {
     bound: HashMap<Arc<str>, Type>,
@@ -19,7 +19,7 @@ impl TypeMapping {
         Type::Param(format!("_var{}", self.next_type_var - 1).into())
     }
 
-    /// Whether `from` can be assigned to `to`; if so, their variables are bound accordingly.
+    /// Whether `from` is assignable to `to`. If so, their type variables are bound accordingly.
     pub fn assignable(&mut self, to: &Type, from: &Type) -> bool {
         self.all_assignable(std::slice::from_ref(to), std::slice::from_ref(from))
     }
@@ -38,7 +38,7 @@ impl TypeMapping {
         false
     }
 
-    /// `ty` with bound variables replaced, and unbound ones by `dyn` if `close`.
+    /// Replaces bound type variables in `ty`. Unbound ones become `dyn` if `close` is set.
     pub fn apply(&self, ty: &Type, close: bool) -> Type {
         match ty {
             Type::Param(name) => match self.bound.get(name) {
@@ -84,7 +84,8 @@ impl TypeMapping {
         }
     }
 
-    /// Whether the variable can stand for `ty`, and whether it stood for something already.
+    /// Binds a type variable to `ty`. Returns whether that is possible and whether the variable was
+    /// bound before.
     fn bind(&mut self, ty: &Type, name: &Arc<str>) -> (bool, bool) {
         if matches!(ty, Type::Param(other) if other == name) {
             return (true, true);
@@ -114,7 +115,7 @@ impl TypeMapping {
         self.trail.push((name.clone(), old));
     }
 
-    /// A variable must not stand for something that contains it.
+    /// The occurs check: a type variable must not be bound to a type that contains it.
     fn contains_type_param(&self, name: &Arc<str>, within: &Type) -> bool {
         match within {
             Type::Param(other) => {
@@ -134,7 +135,7 @@ impl TypeMapping {
     }
 }
 
-/// The less specific of two types that agree.
+/// The more general one of two compatible types.
 pub(super) fn more_general(a: &Type, b: &Type) -> Type {
     if less_specific(a, b) { a.clone() } else { b.clone() }
 }

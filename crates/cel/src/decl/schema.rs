@@ -1,4 +1,4 @@
-//! Declarations of OpenAPI schemas.
+//! Creates declarations from OpenAPI schemas.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::{Decl, Field, ListType, MAX_REQUEST_SIZE_BYTES};
 use crate::escape::escape;
 use crate::types::Type;
 
-/// Schemas nest no deeper than JSON does; below this nothing is exposed.
+/// The maximum depth of JSON. Deeper parts of a schema are not declared.
 const MAX_SCHEMA_DEPTH: u32 = 128;
 
 const MAX_DURATION_SIZE: u64 = 32;
@@ -87,7 +87,7 @@ fn object(schema: &Value, root: bool, depth: u32) -> Option<Decl> {
     Some(Decl { max: 0, min_size, ..Decl::new(Type::object("object", fields)) })
 }
 
-/// What every resource has, whatever its schema says.
+/// Adds the fields that every resource has, even if its schema does not declare them.
 fn add_object_meta(fields: &mut BTreeMap<String, Field>) {
     let text = || string(&Value::Null);
     let is_text = |field: Option<&Field>| field.is_some_and(|field| matches!(field.decl.ty, Type::String));
@@ -124,7 +124,7 @@ fn string(schema: &Value) -> Decl {
     Decl { max, min_size, ..Decl::new(ty) }
 }
 
-/// In bytes, of which a character has up to four.
+/// The maximum length in bytes. A character has up to four.
 fn text_length(schema: &Value) -> Option<u64> {
     limit(schema, "maxLength").map(|length| length.saturating_mul(4))
 }

@@ -1,4 +1,4 @@
-//! Declarations of built-in types, from the table of their fields.
+//! Creates declarations of built-in types from the schema table.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(super) fn decl(table: &Table, ty: TypeId) -> Decl {
     decl
 }
 
-/// Types that contain themselves end where they begin again.
+/// Recursive types become `dyn` where they repeat.
 fn decl_of_type(table: &Table, id: TypeId, parent_types: &mut Vec<TypeId>) -> Decl {
     if parent_types.contains(&id) {
         return Type::Dyn.into();

@@ -1,4 +1,4 @@
-//! What calls can cost.
+//! Estimates the cost of calls.
 
 use super::{CostEstimator, DeclPath, EntrySizes};
 use crate::ast::{ExprKind, Id, Literal};
@@ -10,7 +10,7 @@ use crate::eval::cost::{
 };
 use crate::types::Type;
 
-/// A cost, and the size of the result where it is known.
+/// The cost of a call, and the size of its result if it is known.
 struct CallEstimate {
     cost: Estimate,
     size: Option<Estimate>,
@@ -27,7 +27,7 @@ impl CallEstimate {
 }
 
 const ONE: Estimate = Estimate::fixed(1);
-/// Of the bytes of an address.
+/// The size of an IP address in bytes.
 const ADDRESS_SIZE: Estimate = Estimate { min: 4, max: 16 };
 const MAX_FORMAT_NAME_LENGTH: u64 = 64;
 
@@ -40,7 +40,7 @@ impl<'a> CostEstimator<'a> {
         }
         let arg_cost_list: Vec<Estimate> = args.iter().map(|arg| self.cost(*arg)).collect();
         if function == "_?._" {
-            // Selection by another name.
+            // An optional field selection is represented as a call.
             return ONE.add(arg_cost_list[0]);
         }
         let overloads = self.checked.overloads(id);
@@ -325,7 +325,7 @@ impl<'a> CostEstimator<'a> {
         })
     }
 
-    /// Of the items of a list.
+    /// The size of the items of a list.
     fn item_size(&self, list: Id) -> Estimate {
         match self.path_of(list) {
             DeclPath::Known(Decl { items: Some(item), .. }) => Estimate { min: 0, max: item.max },
@@ -356,12 +356,13 @@ impl<'a> CostEstimator<'a> {
     }
 }
 
-/// How long a text gets when everything of one length in it is replaced by something of another.
+/// The size of a string after all occurrences of a substring are replaced, given the sizes of all
+/// three.
 fn replaced_size(text: Estimate, old: Estimate, new: Estimate) -> Estimate {
     let mut count = Estimate::ZERO;
     let mut retained = Estimate::ZERO;
     if old.min == 0 {
-        // Nothing is found around every character.
+        // An empty substring occurs before and after every character.
         count.max = text.max.saturating_add(1);
         retained.max = text.max;
     } else if new.max <= old.min {

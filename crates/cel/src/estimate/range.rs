@@ -1,11 +1,11 @@
-//! A smallest and a largest number. Arithmetic on them stops at the largest there is.
+//! Ranges of costs and sizes, with saturating arithmetic.
 
-/// Between `min` and `max`, both included.
+/// A range from `min` to `max`, both inclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Estimate {
-    /// The least.
+    /// The lower bound.
     pub min: u64,
-    /// The most; `u64::MAX` stands for no limit.
+    /// The upper bound; `u64::MAX` means unlimited.
     pub max: u64,
 }
 
@@ -29,9 +29,9 @@ impl Estimate {
         Estimate { min: self.min.min(other.min), max: self.max.max(other.max) }
     }
 
-    /// Rounded up.
+    /// Multiplies with a factor and rounds up.
     pub(crate) fn scaled(self, factor: f64) -> Estimate {
-        // A float that is too large becomes the largest integer.
+        // The result saturates at the largest integer.
         let scale = |value: u64| {
             if value > 0 && value as f64 > u64::MAX as f64 / factor {
                 return u64::MAX;

@@ -1,28 +1,29 @@
-//! What evaluation may use. Cost is counted as upstream counts it, so that what fits there fits here. It does not
-//! see everything, though (comparing two large objects costs one unit), so steps and memory are counted beside it,
-//! with limits that only what upstream would spend minutes on can reach.
+//! Limits of evaluation. Cost is counted as upstream does, so that the same expressions fit the budget.
+//! It does not cover everything, though (comparing two large objects costs one unit). Therefore steps
+//! and memory are limited, too, so high that only expressions which would run for minutes upstream
+//! reach these limits.
 
-/// What one evaluation of an expression may cost.
+/// The maximum cost of one evaluation.
 pub const PER_CALL_LIMIT: u64 = 1_000_000;
-/// What all expressions about one object may cost.
+/// The maximum total cost of all expressions for one object.
 pub const RUNTIME_BUDGET: u64 = 10_000_000;
-/// What all match conditions of one webhook or policy may cost.
+/// The maximum total cost of all match conditions of a webhook or policy.
 pub const MATCH_CONDITIONS_BUDGET: u64 = 2_500_000;
 
-/// Elements compared or copied in one evaluation.
+/// The maximum number of elements that one evaluation may compare or copy.
 pub(crate) const MAX_STEPS: u64 = 20_000_000;
-/// Bytes made in one evaluation, also those that are gone again.
+/// The maximum number of bytes that one evaluation may allocate, including those it has freed again.
 const MAX_ALLOCATED_BYTES: u64 = 128 << 20;
-/// How deep evaluation nests, through variables that are computed when they are read too.
+/// The maximum depth of evaluation, including variables that are evaluated when they are read.
 const MAX_EVAL_DEPTH: u32 = 400;
 
-/// Why an expression has no value.
+/// Why the evaluation of an expression failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EvalError {
-    /// As the language says: no such key, a division by zero, and so on.
+    /// An error of the language: no such key, division by zero, and so on.
     #[error("{0}")]
     Error(String),
-    /// It would have cost too much.
+    /// A cost, step or memory limit was exceeded.
     #[error("operation cancelled: actual cost limit exceeded")]
     CostLimitExceeded,
 }
@@ -33,7 +34,7 @@ impl EvalError {
     }
 }
 
-/// What expressions evaluated one after another may cost together.
+/// The remaining cost for a sequence of evaluations.
 #[derive(Debug)]
 pub struct Budget {
     remaining: Option<u64>,
@@ -41,22 +42,22 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Room for `total`.
+    /// A budget of `total`.
     pub fn new(total: u64) -> Budget {
         Budget { remaining: Some(total), depth: 0 }
     }
 
-    /// What is left; none once more has been spent than there was.
+    /// The remaining cost; `None` if the budget was exceeded.
     pub fn remaining(&self) -> Option<u64> {
         self.remaining
     }
 
-    /// Whether more has been spent than there was: nothing else may be evaluated.
+    /// Whether the budget was exceeded. If so, no further expression may be evaluated.
     pub fn is_exhausted(&self) -> bool {
         self.remaining.is_none()
     }
 
-    /// Takes `cost` away.
+    /// Subtracts `cost`.
     pub fn subtract(&mut self, cost: u64) {
         self.remaining = self.remaining.and_then(|remaining| remaining.checked_sub(cost));
     }
@@ -74,7 +75,7 @@ impl Budget {
     }
 }
 
-/// What the evaluation under way has used.
+/// The resources used by the current evaluation.
 #[derive(Debug)]
 pub(crate) struct CostTracker {
     pub cost: u64,
@@ -93,19 +94,19 @@ impl CostTracker {
         if self.cost > self.limit { Err(EvalError::CostLimitExceeded) } else { Ok(()) }
     }
 
-    /// Says how many elements are about to be looked at.
+    /// Accounts for elements that are about to be visited.
     pub fn add_steps(&mut self, steps: u64) -> Result<(), EvalError> {
         self.steps = self.steps.saturating_add(steps);
         if self.steps > MAX_STEPS { Err(EvalError::CostLimitExceeded) } else { Ok(()) }
     }
 
-    /// Says how many bytes are about to be made.
+    /// Accounts for bytes that are about to be allocated.
     pub fn add_bytes(&mut self, bytes: usize) -> Result<(), EvalError> {
         self.bytes = self.bytes.saturating_add(bytes as u64);
         if self.bytes > MAX_ALLOCATED_BYTES { Err(EvalError::CostLimitExceeded) } else { Ok(()) }
     }
 
-    /// Says how many values are about to be put in a list or map.
+    /// Accounts for values that are about to be added to a list or map.
     pub fn add_values(&mut self, count: usize) -> Result<(), EvalError> {
         self.add_steps(count as u64)?;
         self.add_bytes(count.saturating_mul(size_of::<crate::Value<'_>>()))

@@ -1,4 +1,5 @@
-//! Loops. Appending to the accumulator happens in place, or every `map` would take quadratic time.
+//! Evaluates comprehensions. Elements are appended to the accumulator in place, because copying it
+//! would make `map` take quadratic time.
 
 use std::sync::Arc;
 
@@ -42,6 +43,8 @@ impl<'a> Evaluator<'a, '_> {
             }
             match self.step(comprehension, comprehension.loop_step, slot) {
                 Err(EvalError::CostLimitExceeded) => return Err(EvalError::CostLimitExceeded),
+                // The error becomes the value of the accumulator, because a later element may still
+                // decide the result of `all` and `exists`.
                 Err(failure) => self.activation[slot].value = Err(failure),
                 Ok(()) => {}
             }
@@ -87,7 +90,8 @@ impl<'a> Evaluator<'a, '_> {
 
     fn append(&mut self, item: Id, slot: usize) -> Result<(), EvalError> {
         let item = self.eval(item)?;
-        // The accumulator is read, a list of one is made, and the two are joined.
+        // The cost of reading the accumulator, creating a one-element list and concatenating them, as
+        // upstream evaluates it.
         self.add_cost(1 + cost::LIST_CREATE_BASE_COST + 1)?;
         self.context.cost_tracker.add_values(1)?;
         match &mut self.activation[slot].value {

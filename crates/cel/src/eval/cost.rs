@@ -1,4 +1,5 @@
-//! What a call costs, known before it is made.
+//! The cost of calls, which is charged before they are made. Counterpart: `interpreter/runtimecost.go`
+//! in cel-go and `apiserver/pkg/cel/library/cost.go`.
 
 use crate::eval::budget::{CostTracker, EvalError};
 use crate::value::{LibraryValue, Value};
@@ -8,16 +9,16 @@ pub(crate) const REGEX_STRING_LENGTH_COST_FACTOR: f64 = 0.25;
 pub(crate) const LIST_CREATE_BASE_COST: u64 = 10;
 pub(crate) const MAP_CREATE_BASE_COST: u64 = 30;
 pub(crate) const STRUCT_CREATE_BASE_COST: u64 = 40;
-/// A question to the authorizer: two of them fit into an expression.
+/// The cost of a check by the authorizer. It limits an expression to two checks.
 pub(crate) const AUTHORIZER_CHECK_COST: u64 = 350_000;
-/// How long the longest pattern behind a named format is.
+/// The length of the longest pattern of a named format.
 pub(crate) const FORMAT_REGEX_LENGTH: u64 = 128;
 
 pub(crate) fn scaled(size: u64, factor: f64) -> u64 {
     (size as f64 * factor).ceil() as u64
 }
 
-/// Of applying a pattern of one length to a text of another.
+/// The cost of matching a string with a regular expression, given their lengths.
 fn regex_match_cost(text: u64, pattern: u64) -> u64 {
     let text = ((1.0 + text as f64) * STRING_TRAVERSAL_COST_FACTOR).ceil() as u64;
     text.saturating_mul(scaled(pattern, REGEX_STRING_LENGTH_COST_FACTOR))
@@ -131,7 +132,7 @@ fn allocation_cost(factor: u64, size: u64) -> u64 {
     size.saturating_mul(factor).saturating_add(1 + LIST_CREATE_BASE_COST)
 }
 
-/// Of comparing every element with every other.
+/// The cost of comparing every element of a list with every other.
 fn list_comparison_cost(list: &Value<'_>) -> u64 {
     let size = list.size();
     let text = match list {
@@ -143,7 +144,7 @@ fn list_comparison_cost(list: &Value<'_>) -> u64 {
     ((pairs as f64 * factor) as u64).saturating_add(1 + LIST_CREATE_BASE_COST)
 }
 
-/// Of looking at everything in a value once.
+/// The cost of visiting everything in a value once.
 fn value_walk_cost(value: &Value<'_>, meter: &mut CostTracker, depth: u32) -> Result<u64, EvalError> {
     meter.add_steps(1)?;
     Ok(match value {

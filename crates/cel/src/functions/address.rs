@@ -1,4 +1,4 @@
-//! IP addresses and networks.
+//! The IP and CIDR libraries.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,11 +8,11 @@ use crate::eval::EvalResult;
 use crate::eval::budget::EvalError;
 use crate::value::{LibraryValue, Value};
 
-/// An address; IPv4 in the clothes of IPv6 is none.
+/// An IP address. IPv4-mapped IPv6 addresses are rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IpAddress(IpAddr);
 
-/// A network: an address and how many of its bits count.
+/// A CIDR: an address with a prefix length. Host bits are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CidrBlock {
     address: IpAddr,

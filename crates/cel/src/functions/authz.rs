@@ -1,4 +1,4 @@
-//! Questions to the authorizer.
+//! The authorizer library.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Conversions between types.
+//! Type conversions.
 
 use super::{EvalContext, FunctionOp, overload_error};
 use crate::eval::EvalResult;
@@ -141,7 +141,7 @@ fn string<'a>(cx: &mut EvalContext, args: &[Value<'a>]) -> EvalResult<'a> {
     }
 }
 
-/// The text of a scalar.
+/// Formats a scalar.
 pub(super) fn value_to_string(value: &Value<'_>) -> Option<String> {
     Some(match value {
         Value::Bool(value) => value.to_string(),
@@ -158,7 +158,7 @@ pub(super) fn value_to_string(value: &Value<'_>) -> Option<String> {
     })
 }
 
-/// As Go prints a float with `%g` and the fewest digits.
+/// Formats a float as Go's `%g` with the shortest representation.
 pub(super) fn double_text(value: f64) -> String {
     if value.is_nan() {
         return "NaN".to_owned();

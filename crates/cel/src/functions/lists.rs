@@ -1,4 +1,4 @@
-//! Lists and sets.
+//! The lists and sets libraries.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -158,7 +158,7 @@ fn slice<'a>(cx: &mut EvalContext, args: &[Value<'a>]) -> EvalResult<'a> {
 
 fn flatten<'a>(cx: &mut EvalContext, list: &List<'a>, depth: i64) -> EvalResult<'a> {
     let mut items: Vec<Value<'a>> = list.iter().collect();
-    // A level at a time: there are no more levels than values, whatever depth is asked for.
+    // One level per iteration. There cannot be more levels than values, so a large depth costs nothing.
     for _ in 0..depth {
         cx.cost_tracker.add_values(items.len())?;
         if !items.iter().any(|item| matches!(item, Value::List(_))) {

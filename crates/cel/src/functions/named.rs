@@ -1,4 +1,4 @@
-//! Named formats: what is wrong with a text that should be a DNS label, a UUID and so on.
+//! The format library: validates strings as DNS labels, UUIDs and so on.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -7,7 +7,7 @@ use super::{FunctionOp, overload_error, url};
 use crate::time;
 use crate::value::{LibraryValue, Value};
 
-/// One of the named formats.
+/// A named format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Format(&'static str);
 
@@ -77,7 +77,7 @@ pub(super) fn function_op(name: &str) -> Option<FunctionOp> {
 }
 
 fn validate_format(format: &str, text: &str) -> Vec<String> {
-    // Of a prefix, what a generated name would make of it is checked.
+    // A prefix ending with a dash is valid if a generated name with it is.
     let prefix = |text: &str| match text.strip_suffix('-') {
         Some(name) => format!("{name}a"),
         None => text.to_owned(),

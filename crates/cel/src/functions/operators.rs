@@ -1,4 +1,4 @@
-//! Operators on values, and `size`.
+//! Operators, and `size`.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -104,8 +104,8 @@ fn add_to_timestamp<'a>(time: jiff::Timestamp, by: i64) -> EvalResult<'a> {
         .ok_or_else(|| EvalError::new("timestamp overflow"))
 }
 
-/// Two lists in one. What a schema calls a set or a map has every element once, the later one replacing the
-/// earlier.
+/// Concatenates lists. In lists of type set or map every element is unique, and a later one replaces an
+/// earlier one.
 fn append_lists<'a>(cx: &mut EvalContext, a: &List<'a>, b: &List<'a>) -> EvalResult<'a> {
     if b.is_empty() {
         return Ok(Value::List(a.clone()));

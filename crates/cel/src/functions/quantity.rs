@@ -1,4 +1,4 @@
-//! Quantities such as `1.5Gi`.
+//! The quantity library, for resource quantities such as `1.5Gi`.
 
 use schema::quantity::{Format, Quantity};
 
@@ -55,7 +55,7 @@ fn with_quantity<'a>(args: &[Value<'a>], read: impl Fn(Quantity) -> EvalResult<'
     }
 }
 
-/// Of two quantities or two versions.
+/// Compares two quantities or two semantic versions.
 fn compare<'a>(args: &[Value<'a>], result: impl Fn(i64) -> Value<'a>) -> EvalResult<'a> {
     match args {
         [Value::Library(LibraryValue::Quantity(a)), Value::Library(LibraryValue::Quantity(b))] => {

@@ -1,4 +1,5 @@
-//! Regular expressions of Go's syntax, by the `regex` crate, which takes linear time as well.
+//! Regular expressions in Go's syntax (RE2), implemented with the `regex` crate. Both match in linear
+//! time.
 
 mod syntax;
 
@@ -7,9 +8,9 @@ use ::regex::{Regex, RegexBuilder};
 use super::{FunctionOp, overload_error};
 use crate::value::Value;
 
-/// Bytes of a compiled pattern that an expression may name or compute.
+/// The size limit of a compiled pattern in an expression, in bytes.
 const EXPRESSION_SIZE_LIMIT: usize = 1 << 20;
-/// Bytes of the cache that matching fills.
+/// The size limit of the lazy DFA's cache, in bytes.
 const DFA_SIZE_LIMIT: usize = 1 << 20;
 
 pub(super) fn function_op(name: &str) -> Option<FunctionOp> {
@@ -46,23 +47,23 @@ pub(super) fn function_op(name: &str) -> Option<FunctionOp> {
     })
 }
 
-/// Compiles a pattern that an expression names.
+/// Compiles a pattern in an expression.
 pub fn compile_in_expression(pattern: &str) -> Result<Regex, String> {
     compile(pattern, EXPRESSION_SIZE_LIMIT).map_err(|error| format!("Illegal regex: {error}"))
 }
 
-/// Compiles a pattern as Go reads it. `size_limit` is in bytes of the compiled pattern.
+/// Compiles a pattern in Go's syntax. `size_limit` limits the size of the compiled pattern in bytes.
 pub fn compile(pattern: &str, size_limit: usize) -> Result<Regex, String> {
     let failed = |code: &str| format!("error parsing regexp: {code}: `{pattern}`");
     RegexBuilder::new(&syntax::parse(pattern).map_err(|error| error.to_string())?)
         .size_limit(size_limit)
         .dfa_size_limit(DFA_SIZE_LIMIT)
-        // Groups that do not capture count here, but not for Go.
+        // Non-capturing groups count towards this limit, but not towards Go's.
         .nest_limit(4 * syntax::MAX_HEIGHT)
         .build()
         .map_err(|error| match error {
             ::regex::Error::CompiledTooBig(_) => failed("expression too large"),
-            // Only the last line of the description says what is wrong; the others draw it.
+            // The last line of the message has the error; the others show its position.
             error => {
                 let message = error.to_string();
                 failed(message.lines().last().unwrap_or_default().trim_start_matches("error: "))

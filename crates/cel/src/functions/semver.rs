@@ -1,4 +1,4 @@
-//! Semantic versions.
+//! The semver library. Upstream parses with github.com/blang/semver.
 
 use std::cmp::Ordering;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::eval::EvalResult;
 use crate::eval::budget::EvalError;
 use crate::value::{LibraryValue, Value};
 
-/// `1.2.3-alpha.1+build`.
+/// A semantic version such as `1.2.3-alpha.1+build`.
 #[derive(Debug)]
 pub struct Version {
     numbers: [u64; 3],
@@ -50,7 +50,7 @@ fn read(args: &[Value<'_>]) -> Option<Result<Version, String>> {
     }
 }
 
-/// Without a leading `v` and leading zeros, and with the numbers that are missing.
+/// Removes a leading `v` and leading zeros, and adds missing components.
 fn normalize(text: &str) -> Result<String, String> {
     let text = text.strip_prefix('v').unwrap_or(text);
     let mut parts: Vec<String> = text
@@ -115,7 +115,7 @@ impl Version {
         Ok(Version { numbers, pre })
     }
 
-    /// The order of versions; what was built how does not matter.
+    /// Compares by version precedence, which ignores build metadata.
     pub(crate) fn compare(&self, other: &Version) -> Ordering {
         self.numbers.cmp(&other.numbers).then_with(|| match (self.pre.is_empty(), other.pre.is_empty()) {
             (true, true) => Ordering::Equal,

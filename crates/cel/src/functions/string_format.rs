@@ -1,4 +1,4 @@
-//! `'%s is %d'.format([name, count])`.
+//! The `format` function: `'%s is %d'.format([name, count])`.
 
 use super::EvalContext;
 use super::convert::{double_text, value_to_string};
@@ -101,7 +101,7 @@ fn format_clause(
     }
 }
 
-/// With commas between groups of three digits, as a person writes numbers.
+/// Formats a number with thousands separators.
 fn format_with_thousands_separator(value: f64, precision: usize) -> String {
     if !value.is_finite() {
         let infinity = if value > 0.0 { "\u{221e}" } else { "-\u{221e}" };
@@ -182,7 +182,7 @@ fn unsupported_type(value: &Value<'_>) -> EvalError {
     ))
 }
 
-/// A value inside a list or map, where text has quotes.
+/// Formats a value in a list or map, where strings are quoted.
 fn format_nested_value(cx: &mut EvalContext, value: &Value<'_>, depth: u32) -> Result<String, EvalError> {
     Ok(match value {
         Value::String(text) => format!("{:?}", &**text),

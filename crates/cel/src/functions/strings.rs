@@ -1,4 +1,4 @@
-//! Strings. Positions count characters.
+//! The strings library. Indexes count characters.
 
 use super::{EvalContext, FunctionOp, overload_error, string_format};
 use crate::eval::EvalResult;
@@ -65,7 +65,7 @@ fn map<'a>(cx: &mut EvalContext, args: &[Value<'a>], change: impl Fn(&str) -> St
     }
 }
 
-/// Up to `length` characters from `start`, without copying where the text is borrowed.
+/// Returns up to `length` characters from `start`. Borrowed text is not copied.
 fn substring<'a>(text: &Text<'a>, start: i64, length: usize) -> EvalResult<'a> {
     let mut offsets = text.char_indices().map(|(offset, _)| offset).chain(std::iter::once(text.len()));
     let from = usize::try_from(start).ok().and_then(|start| offsets.nth(start));
@@ -80,7 +80,7 @@ fn substring<'a>(text: &Text<'a>, start: i64, length: usize) -> EvalResult<'a> {
     })
 }
 
-/// Where `part` is in `text`; `last` searches backwards.
+/// The index of `part` in `text`. With `last`, the search goes backwards.
 pub(super) fn index_of(text: &str, part: &str, offset: Option<i64>, last: bool) -> Result<i64, EvalError> {
     let length = text.chars().count() as i64;
     if part.is_empty() {
@@ -100,7 +100,7 @@ pub(super) fn index_of(text: &str, part: &str, offset: Option<i64>, last: bool) 
     let char_index = |bytes: usize| text[..bytes].chars().count() as i64;
     let byte_at = |chars: i64| text.char_indices().nth(chars as usize).map_or(text.len(), |(at, _)| at);
     let found = if last {
-        // The match may begin at the offset but go on beyond it.
+        // The match must start at or before the offset, but may extend beyond it.
         let end = byte_at(offset.saturating_add(part_length));
         text[..end].rfind(part).map(char_index)
     } else {
@@ -136,7 +136,7 @@ fn split<'a>(cx: &mut EvalContext, args: &[Value<'a>]) -> EvalResult<'a> {
     }
     cx.cost_tracker.add_bytes(text.len())?;
     let parts: Vec<&str> = if separator.is_empty() {
-        // Every character by itself, the rest together if there are too many.
+        // Splits into characters. If the limit is reached, the rest stays together.
         let mut parts = Vec::new();
         let mut rest: &str = text;
         while let Some(c) = rest.chars().next() {

@@ -1,4 +1,4 @@
-//! Parts of timestamps and durations.
+//! Accessors of timestamps and durations.
 
 use jiff::Zoned;
 use jiff::tz::{Offset, TimeZone};
@@ -50,7 +50,7 @@ fn time_field<'a>(
     Ok(Value::Int(of_time(&timestamp.to_zoned(zone))))
 }
 
-/// By name, or as an offset such as `-08:00`.
+/// Parses a time zone name or an offset such as `-08:00`.
 fn zone(name: &str) -> Result<TimeZone, EvalError> {
     let unknown = || EvalError::new(format!("unknown time zone {name}"));
     let Some((hours, minutes)) = name.split_once(':') else {

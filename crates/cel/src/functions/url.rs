@@ -1,4 +1,4 @@
-//! Absolute URLs, read as Go's `net/url` reads them.
+//! The URL library: absolute URLs, parsed as Go's `net/url` does.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::eval::EvalResult;
 use crate::eval::budget::EvalError;
 use crate::value::{Key, LibraryValue, Map, Text, Value};
 
-/// The parts of a URL.
+/// A parsed URL.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Url {
     scheme: String,
@@ -87,7 +87,7 @@ pub(super) fn parse(text: &str) -> Result<Url, String> {
         return Err("invalid URI for request".to_owned());
     }
     if !rest.starts_with('/') {
-        // Something like `mailto:someone`, which has no parts.
+        // An opaque URL such as `mailto:someone` has no components.
         let nothing = String::new;
         return Ok(Url {
             scheme,
@@ -188,7 +188,7 @@ fn unescape(text: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&out).into_owned())
 }
 
-/// The path with what may not stand in one escaped; escapes that are there stay.
+/// Escapes the invalid characters in a path. Existing escapes are kept.
 fn escaped_path(path: &str) -> String {
     let mut out = String::with_capacity(path.len());
     for byte in path.bytes() {

@@ -1,6 +1,6 @@
-//! What is between the quotes of string and bytes literals.
+//! Unescapes string and bytes literals.
 
-/// The value of a literal with its quotes (and `r` before them).
+/// The value of a literal, given with its quotes and an optional `r` before them.
 pub(super) fn unescape_literal(text: &str, bytes: bool) -> Result<Vec<u8>, &'static str> {
     let raw = text.starts_with(['r', 'R']);
     let text = &text[usize::from(raw)..];

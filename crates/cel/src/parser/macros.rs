@@ -1,15 +1,16 @@
-//! The macros: calls that are rewritten while parsing, most of them into a fold.
+//! Macros: calls that are expanded while parsing, most of them to a comprehension. Upstream:
+//! `parser/macro.go` in cel-go.
 
 use super::{ParseResult, Parser};
 use crate::ast::{ACCUMULATOR_NAME, Comprehension, Entry, ExprKind, Id, Literal};
 
-/// What an expression could write to name the accumulator of older versions.
+/// The accumulator name of older cel-go versions, which is a valid identifier.
 const HIDDEN_ACCUMULATOR_NAME: &str = "__result__";
 const UNUSED_ITER_VAR: &str = "#unused";
 const SORT_BY_INPUT: &str = "@__sortBy_input__";
 
 impl Parser<'_, '_> {
-    /// A call of a function, or of the macro of that name.
+    /// Adds a function call, or expands the macro of this name.
     pub(super) fn call(&mut self, at: u32, function: &str, args: Vec<Id>) -> ParseResult<Id> {
         if function == "has" && args.len() == 1 {
             return match self.ast.kind(args[0]) {
@@ -23,7 +24,7 @@ impl Parser<'_, '_> {
         self.add(at, ExprKind::Call { function: function.to_owned(), target: None, args })
     }
 
-    /// A call of a method, or of the macro of that name.
+    /// Adds a member call, or expands the macro of this name.
     pub(super) fn member_call(
         &mut self,
         at: u32,
@@ -148,7 +149,7 @@ impl Parser<'_, '_> {
         )
     }
 
-    /// A fold that appends to a list.
+    /// Adds a comprehension that appends to a list.
     fn collect_into_list(
         &mut self,
         at: u32,
@@ -231,7 +232,7 @@ impl Parser<'_, '_> {
         self.binding(at, name, args[1], args[2])
     }
 
-    /// `result` with `name` standing for `value`: a fold over nothing.
+    /// Adds `result` with `name` bound to `value`: a comprehension over an empty list.
     fn binding(&mut self, at: u32, name: String, value: Id, result: Id) -> ParseResult<Id> {
         let range = self.add(at, ExprKind::List { items: Vec::new(), optional: Vec::new() })?;
         let condition = self.literal(at, Literal::Bool(false))?;

@@ -1,5 +1,5 @@
-//! When two values are equal. Numbers are by what they count, not by type; lists that a schema calls a set or a
-//! map do not mind their order.
+//! Equality of values. Numbers are compared by value regardless of type. Lists of type set or map are
+//! compared regardless of order.
 
 use std::cmp::Ordering;
 
@@ -9,11 +9,13 @@ use crate::eval::budget::MAX_STEPS;
 use crate::types::Type;
 
 impl<'a> Value<'a> {
-    /// Whether the two are equal; values of different types are not. `work` counts what had to be looked at.
+    /// Whether two values are equal. Values of different types are not. `steps` counts the visited
+    /// elements.
     pub(crate) fn equals(&self, other: &Value<'a>, steps: &mut u64) -> bool {
         *steps += 1;
         if *steps > MAX_STEPS {
-            // The caller sees how much work it was. A value can hold the same part very many times over.
+            // The caller sees from `steps` that the limit was exceeded. A small value can contain the
+            // same part very often.
             return false;
         }
         match (self, other) {
@@ -56,7 +58,7 @@ fn equal_lists<'a>(a: &List<'a>, b: &List<'a>, steps: &mut u64) -> bool {
     }
 }
 
-/// Whether two elements of a list of type map are the same element.
+/// Whether two elements of a list of type map have the same keys.
 pub(crate) fn same_element<'a>(a: &Value<'a>, b: &Value<'a>, keys: &[String], steps: &mut u64) -> bool {
     let (Value::Map(a), Value::Map(b)) = (a, b) else { return false };
     keys.iter().all(|key| {
@@ -77,7 +79,7 @@ fn equal_maps<'a>(a: &Map<'a>, b: &Map<'a>, steps: &mut u64) -> bool {
 }
 
 impl<'a> Map<'a> {
-    /// By the name in JSON, not by the escaped one.
+    /// Looks up a key by its JSON name instead of the escaped one.
     fn property(&self, key: &Value<'a>) -> Option<Value<'a>> {
         match (self, key) {
             (Map::Json(entries, decl), Value::String(name)) => match &decl.ty {
@@ -128,7 +130,7 @@ fn compare_double_to_integer(a: f64, b: i128) -> Option<Ordering> {
     if a.is_nan() {
         return None;
     }
-    // Far beyond 64 bits the exact value of `a` no longer matters.
+    // A double beyond this range is larger or smaller than every 64-bit integer.
     let bounded = a.clamp(-1e30, 1e30);
     let whole = bounded.trunc() as i128;
     Some(whole.cmp(&b).then_with(|| bounded.fract().partial_cmp(&0.0).unwrap_or(Ordering::Equal)))

@@ -1,4 +1,4 @@
-//! From JSON to values, one level at a time, and back.
+//! Converts JSON to values, one level at a time, and back.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -9,11 +9,11 @@ use crate::decl::Decl;
 use crate::time;
 use crate::types::Type;
 
-/// Deeper values cannot be JSON; a client's own is limited to less.
+/// The maximum depth of a value that is converted to JSON. Requests are limited to less.
 const MAX_JSON_DEPTH: u32 = 500;
-/// Values in one; an object of a request has fewer.
+/// The maximum number of values in JSON that an expression returns. An object in a request has fewer.
 const MAX_JSON_VALUES: usize = 1_000_000;
-/// In a message.
+/// The maximum number of values in JSON for a message.
 const MAX_DEBUG_JSON_VALUES: usize = 1000;
 
 pub(crate) fn from_json<'a>(json: &'a Json, decl: &'a Decl) -> Value<'a> {
@@ -35,7 +35,8 @@ pub(crate) fn from_json<'a>(json: &'a Json, decl: &'a Decl) -> Value<'a> {
     }
 }
 
-/// Text that cannot be read as what the schema says stays text: validation has complained about it already.
+/// A string that does not have the format of its schema stays a string. Schema validation reports the
+/// error.
 fn text_value<'a>(text: &'a str, decl: &Decl) -> Value<'a> {
     let read = match decl.ty {
         Type::Duration => time::parse_lenient_duration(text).map(Value::Duration),
@@ -49,17 +50,18 @@ fn text_value<'a>(text: &'a str, decl: &Decl) -> Value<'a> {
 }
 
 impl Value<'_> {
-    /// The JSON of the value; what is wrong if it has none.
+    /// Converts the value to JSON, or returns why that is not possible.
     pub fn to_json(&self) -> Result<Json, String> {
         self.json(0, &mut MAX_JSON_VALUES.clone())
     }
 
-    /// The JSON of a value that is not large.
+    /// Converts a small value to JSON, for messages.
     pub(super) fn to_short_json(&self) -> Result<Json, String> {
         self.json(0, &mut MAX_DEBUG_JSON_VALUES.clone())
     }
 
-    /// `room` is for how many values there still is room: the same one may be in there very many times over.
+    /// `remaining` is the number of values that may still be added. It is needed because a small value
+    /// can contain the same part very often.
     fn json(&self, depth: u32, remaining: &mut usize) -> Result<Json, String> {
         if depth > MAX_JSON_DEPTH {
             return Err("value is nested too deeply".to_owned());

@@ -1,5 +1,5 @@
-//! Reads a pattern as Go's `regexp/syntax` does: refuses what Go refuses, in Go's words, and rewrites what it
-//! accepts for the `regex` crate, which reads some of it differently.
+//! Parses patterns as Go's `regexp/syntax` does: rejects what Go rejects, with the same error texts,
+//! and translates the rest to the syntax of the `regex` crate, which interprets some of it differently.
 
 mod class;
 mod escape;
@@ -9,11 +9,11 @@ use std::fmt::Write as _;
 
 use self::node::{Group, Node};
 
-/// The highest number in a counted repetition, and the highest product of nested ones.
+/// The maximum repeat count, and the maximum product of nested repeat counts.
 const MAX_REPEAT: u32 = 1000;
-/// Levels of a parsed pattern.
+/// The maximum height of a parsed pattern.
 pub(super) const MAX_HEIGHT: u32 = 1000;
-/// Instructions of a compiled pattern: 128 MiB of 40 bytes each.
+/// The maximum number of instructions of a compiled pattern: 128 MiB at 40 bytes each.
 const MAX_SIZE: u64 = (128 << 20) / 40;
 
 const INVALID_ESCAPE: &str = "invalid escape sequence";
@@ -25,11 +25,11 @@ const NESTING_DEPTH: &str = "expression nests too deeply";
 #[error("error parsing regexp: {code}: `{part}`")]
 pub(super) struct SyntaxError {
     code: &'static str,
-    /// The part of the pattern that is wrong.
+    /// The invalid part of the pattern.
     part: String,
 }
 
-/// The pattern in the syntax of the `regex` crate. No group captures.
+/// Translates a pattern to the syntax of the `regex` crate. Its groups do not capture.
 pub(super) fn parse(pattern: &str) -> Result<String, SyntaxError> {
     let mut parser = Parser {
         pattern,
@@ -50,11 +50,11 @@ type ParseFailure<'p> = (&'static str, &'p str);
 struct Parser<'p> {
     pattern: &'p str,
     at: usize,
-    /// The groups that are open; the first is the whole pattern.
+    /// The open groups. The first one is the whole pattern.
     groups: Vec<Group>,
-    /// There is something before that can be repeated.
+    /// The preceding item can be repeated.
     has_operand: bool,
-    /// Where the repetition just before begins.
+    /// The start of the directly preceding repetition operator.
     last_repeat_start: Option<usize>,
     out: String,
 }
@@ -133,7 +133,7 @@ impl<'p> Parser<'p> {
     }
 
     fn top(&mut self) -> &mut Group {
-        self.groups.last_mut().expect("the group of the whole pattern stays open")
+        self.groups.last_mut().expect("the first group is never closed")
     }
 
     fn push(&mut self, node: Node) -> Result<(), ParseFailure<'p>> {
@@ -172,7 +172,7 @@ impl<'p> Parser<'p> {
         self.push(group)
     }
 
-    /// Repeats what stands before: by `counts`, or by an operator that costs `extra` instructions.
+    /// Repeats the preceding item: `counts` times, or by an operator that adds `extra` instructions.
     fn repeat(
         &mut self,
         start: usize,
@@ -235,7 +235,7 @@ impl<'p> Parser<'p> {
                 'i' | 'm' | 's' | 'U' => flags = true,
                 '-' if !negative => (negative, flags) = (true, false),
                 ':' | ')' if !negative || flags => {
-                    // `(?)` sets nothing, and the other syntax has no such group.
+                    // `(?)` sets no flags, and the `regex` crate does not support it.
                     if self.text_since(start) != "(?)" {
                         self.push_flags(start);
                     }
@@ -250,13 +250,13 @@ impl<'p> Parser<'p> {
         Err(("invalid or unsupported Perl syntax", &self.pattern[start..]))
     }
 
-    /// Writes a group of flags. Go lets a flag stand twice.
+    /// Writes a group of flags. Go allows repeated flags.
     fn push_flags(&mut self, start: usize) {
         let (mut on, mut off, mut negative) = (String::new(), String::new(), false);
         for flag in self.text_since(start).chars().filter(|c| matches!(c, 'i' | 'm' | 's' | 'U' | '-')) {
             match flag {
                 '-' => negative = true,
-                // What is switched off stays off, wherever it stands.
+                // A flag that is turned off stays off, wherever it is turned on.
                 flag if negative => off.push(flag),
                 flag => on.push(flag),
             }
@@ -269,7 +269,7 @@ impl<'p> Parser<'p> {
         let _ = write!(self.out, "(?{on}{dash}{off}{end}");
     }
 
-    /// `{2}`, `{2,}` or `{2,4}`, past which this goes; anything else stands for itself.
+    /// Parses `{2}`, `{2,}` or `{2,4}` and advances past it. Anything else is a literal brace.
     fn parse_repeat_count(&mut self) -> Option<(u32, Option<u32>)> {
         let (inner, _) = self.rest().strip_prefix('{')?.split_once('}')?;
         let number = |text: &str| {
@@ -287,7 +287,7 @@ impl<'p> Parser<'p> {
     }
 }
 
-/// Writes a character that stands for itself, in a class or outside.
+/// Appends a literal character, escaped for use inside or outside of a class.
 fn push_escaped(out: &mut String, literal: char) {
     let mut buffer = [0; 4];
     out.push_str(&::regex::escape(literal.encode_utf8(&mut buffer)));

@@ -1,4 +1,4 @@
-//! Classes in brackets, and those with names.
+//! Character classes: bracket expressions, POSIX and Unicode classes.
 
 use std::fmt::Write as _;
 
@@ -62,7 +62,8 @@ impl<'p> Parser<'p> {
             self.next();
             let end = self.at;
             let Escape::Literal(high) = self.class_character(whole)? else {
-                // Only a character ends a range: of a class's name the backslash and one letter are looked at.
+                // Only a character may end a range. As in Go, the error names the backslash and one
+                // letter of a class escape.
                 let length =
                     self.pattern[end..].char_indices().nth(2).map_or(self.pattern.len() - end, |(at, _)| at);
                 return Err((super::INVALID_ESCAPE, &self.pattern[end..end + length]));
@@ -87,7 +88,7 @@ impl<'p> Parser<'p> {
         }
     }
 
-    /// `\pL` or `\p{Greek}`, of which the backslash and the `p` are read.
+    /// Parses `\pL` or `\p{Greek}` after the `p`.
     pub(super) fn unicode_class(&mut self, start: usize, negated: bool) -> Result<Escape, ParseFailure<'p>> {
         let (name, length) = match self.rest().strip_prefix('{') {
             Some(name) => {
@@ -105,7 +106,7 @@ impl<'p> Parser<'p> {
             None => (name, negated),
         };
         let letter = if negated { 'P' } else { 'p' };
-        // The other syntax knows more properties than categories and scripts.
+        // The `regex` crate supports more properties than categories and scripts.
         let plain = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || "_- ".contains(c));
         let mut class = String::new();
         for property in ["gc", "sc"].into_iter().filter(|_| plain) {

@@ -1,9 +1,9 @@
-//! What stands behind a backslash.
+//! Escape sequences.
 
 use super::node::Node;
 use super::{INVALID_ESCAPE, ParseFailure, Parser};
 
-/// Go's classes and word boundaries know ASCII only.
+/// In Go, Perl classes and word boundaries are ASCII only.
 const PERL_CLASSES: [(char, &str); 6] = [
     ('d', "[0-9]"),
     ('D', "[^0-9]"),
@@ -17,12 +17,12 @@ const ZERO_WIDTH_ESCAPES: [(char, &str); 4] =
 
 pub(super) enum Escape {
     Literal(char),
-    /// A class, in the syntax of the `regex` crate.
+    /// A class in the syntax of the `regex` crate.
     Class(String),
 }
 
 impl<'p> Parser<'p> {
-    /// An escape outside of a class.
+    /// Parses an escape outside of a class.
     pub(super) fn escaped(&mut self) -> Result<(), ParseFailure<'p>> {
         let letter = self.rest().chars().nth(1);
         if letter == Some('Q') {
@@ -42,7 +42,7 @@ impl<'p> Parser<'p> {
         }
     }
 
-    /// Everything up to `\E` stands for itself.
+    /// Parses `\Q...\E`: everything up to `\E` is literal.
     fn quoted(&mut self) -> Result<(), ParseFailure<'p>> {
         self.at += 2;
         let (literal, length) = match self.rest().split_once(r"\E") {
@@ -76,7 +76,8 @@ impl<'p> Parser<'p> {
         Ok(Escape::Literal(literal))
     }
 
-    /// Up to three digits. One alone would be a reference to a group, unless it is 0.
+    /// Parses up to three octal digits. A single digit other than 0 would be a backreference, which Go
+    /// does not support.
     fn octal(&mut self, start: usize, first: char) -> Result<char, ParseFailure<'p>> {
         let digit = |next: Option<char>| next.and_then(|next| next.to_digit(8));
         if first != '0' && digit(self.peek()).is_none() {

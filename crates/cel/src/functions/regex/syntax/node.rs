@@ -1,5 +1,5 @@
-//! What the limits of Go's parser are measured on: how high a part of a pattern stacks up, how many instructions
-//! it compiles to, and how often its innermost part is repeated.
+//! Measures the parts of a pattern for the limits of Go's parser: height, number of instructions and
+//! product of repeat counts.
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum NodeKind {
@@ -15,7 +15,7 @@ pub(super) struct Node {
     kind: NodeKind,
     pub(super) height: u32,
     pub(super) size: u64,
-    /// The highest product of nested counted repetitions.
+    /// The maximum product of nested repeat counts.
     pub(super) repeat_count: u32,
 }
 
@@ -45,7 +45,7 @@ impl Node {
         }
     }
 
-    /// Repeated by an operator that costs `extra` instructions.
+    /// Adds a repetition operator that costs `extra` instructions.
     pub(super) fn with_repeat_operator(self, extra: u64) -> Node {
         self.wrapped(self.size + extra)
     }
@@ -65,13 +65,13 @@ impl Node {
     }
 }
 
-/// A group that is open.
+/// An open group.
 #[derive(Debug, Default)]
 pub(super) struct Group {
     captures: bool,
     /// The alternatives before the current one.
     alternation: Vec<Node>,
-    /// The parts of the current alternative.
+    /// The items of the current alternative.
     parts: Vec<Node>,
 }
 
@@ -80,7 +80,8 @@ impl Group {
         Group { captures: true, ..Group::default() }
     }
 
-    /// Adds a part. Two literals before it become one string; the last stays apart as long as it may be repeated.
+    /// Adds an item. The two literals before it are joined to a string. The last literal stays
+    /// separate, because a repetition operator may follow.
     pub(super) fn push(&mut self, node: Node) {
         self.join_literals();
         self.parts.push(node);
@@ -94,7 +95,7 @@ impl Group {
         self.join_literals();
         let parts = std::mem::take(&mut self.parts);
         let branch = collapse(parts, NodeKind::Concat);
-        // A choice between classes is one class.
+        // Go merges an alternation of classes into one class.
         let is_class =
             |node: &Node| node.kind == NodeKind::Class || node.kind == NodeKind::Literal && node.size == 1;
         match self.alternation.last_mut() {
@@ -122,7 +123,7 @@ impl Group {
     }
 }
 
-/// One node of several, into which those of its own shape dissolve.
+/// Merges several nodes into one. Nodes of the same kind are flattened into it.
 fn collapse(nodes: Vec<Node>, shape: NodeKind) -> Node {
     if let [node] = nodes[..] {
         return node;
@@ -137,7 +138,7 @@ fn collapse(nodes: Vec<Node>, shape: NodeKind) -> Node {
     whole.size = (whole.size + separators).max(1);
     whole.height += 1;
     if whole.height == 1 {
-        // Nothing at all.
+        // An empty expression.
         whole.kind = NodeKind::Other;
     }
     whole

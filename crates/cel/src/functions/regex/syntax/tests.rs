@@ -114,7 +114,7 @@ fn accepts_syntax_of_go() {
 }
 
 proptest! {
-    /// What the parser accepts compiles, unless it is too large.
+    /// Accepted patterns compile, unless they are too large.
     #[test]
     fn accepted_patterns_compile(pattern in r"[\\(\[\])*+?{}0-9a-z^:,<>=!|.p$&~ -]{0,12}") {
         if parse(&pattern).is_ok()
