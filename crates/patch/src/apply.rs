@@ -1,10 +1,12 @@
-//! Server-side apply, and the record of field owners that ordinary writes keep for it.
+//! Server-side apply, and the field ownership that other writes record for it.
 //!
-//! Each entry of `metadata.managedFields` is an owner and the set of field paths it owns. [`track`] gives
-//! the fields a write changed to its writer. [`apply`] merges a client's configuration into the live object,
-//! refuses to change fields others own unless forced to, and removes what the client applied before and
-//! left out now. Everything works on paths from the schema ([`typed`]); kinds and versions stay outside:
-//! entries of other versions are compared as if they were of this one.
+//! Each entry of `metadata.managedFields` is a manager with the set of field paths it owns. [`track`]
+//! assigns the fields changed by a write to its manager. [`apply`] merges an applied configuration into
+//! the live object, reports conflicts with other managers unless forced, and removes fields that the
+//! manager applied before and has now left out. All paths follow the schema ([`typed`]). There is no
+//! version conversion: entries of other API versions are treated as if they were of this one.
+//!
+//! Upstream: `apimachinery/pkg/util/managedfields` and `sigs.k8s.io/structured-merge-diff`.
 
 mod compare;
 mod conflict;
@@ -32,33 +34,34 @@ use self::managed::{Entry, ManagedFields, Operation, Owner};
 pub use self::overlay::overlay;
 use self::typed::Typed;
 
-/// Who writes, and through what.
+/// The field manager of a request, and the version and subresource that it uses.
 #[derive(Clone, Copy, Debug)]
 pub struct FieldManager<'a> {
     pub manager: &'a str,
     pub api_version: &'a str,
-    /// Empty for the object itself.
+    /// Empty for the main resource.
     pub subresource: &'a str,
     /// RFC 3339, UTC, in seconds.
     pub now: &'a str,
-    /// Fields this endpoint does not write, so nobody owns them through it: `&[&["status"]]`.
+    /// Fields that this endpoint does not write, such as `&[&["status"]]`. They are not owned through
+    /// it.
     pub ignore: &'a [&'a [&'a str]],
 }
 
-/// The variants are the statuses upstream answers with; the texts are its own.
+/// The variants correspond to upstream's response statuses, and the texts are upstream's.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ApplyError {
     #[error("{0}")]
     BadRequest(String),
-    /// 409, reason `Conflict`, with causes.
+    /// Status 409, reason `Conflict`, with causes.
     #[error(transparent)]
     Conflict(#[from] Conflicts),
-    /// 500 without a reason.
+    /// Status 500 without a reason.
     #[error("{0}")]
     Internal(String),
 }
 
-/// What identifies an object or is the server's own belongs to nobody.
+/// Fields that identify the object or are set by the server. They have no owner.
 static STRIP_SET: LazyLock<Set> = LazyLock::new(|| {
     Set::of(&[
         &["apiVersion"],
@@ -76,8 +79,8 @@ static STRIP_SET: LazyLock<Set> = LazyLock::new(|| {
     ])
 });
 
-/// Server-side apply: the object to store for `config` applied to `live` (`None`: it does not exist yet),
-/// with its managed fields. The caller sets defaults and validates.
+/// Server-side apply: returns the result of applying `config` to `live` (`None`: the object does not
+/// exist), with its managed fields. The caller applies defaults and validates.
 pub fn apply(
     table: &Table,
     ty: TypeId,
@@ -108,6 +111,8 @@ pub fn apply(
         request.add_before_first_apply(table, ty);
     }
     let mut object = match request.run(force) {
+        // kubectl takes over from client-side apply: conflicts about fields that still have the
+        // last-applied value are ignored.
         Err(ApplyError::Conflict(conflicts)) if writer.manager == last_applied::KUBECTL => {
             let allowed = last_applied::unchanged(typed, &live, writer.api_version).unwrap_or_default();
             let conflicts = conflicts.except(&allowed);
@@ -124,8 +129,8 @@ pub fn apply(
     Ok(object)
 }
 
-/// Works out the managed fields of `new` after an ordinary write over `live` (`None`: a create) and writes
-/// them into it. What the client sent as managed fields counts, as long as it is sound.
+/// Updates the managed fields of `new` for a write other than apply over `live` (`None`: a create). If
+/// the client has sent valid managed fields, these are the starting point.
 pub fn track(table: &Table, ty: TypeId, live: Option<&Value>, new: &mut Value, writer: &FieldManager) {
     let sent = take_entries(new);
     let stored = live.map_or(&Value::Null, entries);
@@ -138,7 +143,8 @@ pub fn track(table: &Table, ty: TypeId, live: Option<&Value>, new: &mut Value, w
     if live.is_none()
         && sent.is_none()
         && let Some(record) = track_new(table, ty, new, writer)
-        // It is deeper than the object, which may be as deep as can be read.
+        // The record is nested more deeply than the object, which may already have the maximum depth
+        // that can be parsed.
         && let Ok(record) = serde_json::from_slice(&record)
     {
         return put_entries(new, record);
@@ -168,7 +174,8 @@ pub fn track(table: &Table, ty: TypeId, live: Option<&Value>, new: &mut Value, w
         None => ManagedFields::headers(stored.clone()).ok(),
     }
     .unwrap_or_default();
-    // An object whose owners nobody knows is not tracked until someone applies to it.
+    // An object without managed fields (cleared, or from before they existed) is not tracked until the
+    // next apply.
     if managed.entries.is_empty() && live.is_some() {
         return;
     }
@@ -183,8 +190,8 @@ pub fn track(table: &Table, ty: TypeId, live: Option<&Value>, new: &mut Value, w
     put_entries(new, managed.print());
 }
 
-/// The managed fields of a new object that has none yet, as the JSON text that [`track`] would put into it; `[]` if its
-/// writer owns nothing. `None`: it has something in it that only `track` can judge.
+/// The managed fields of a new object as JSON text, the same as [`track`] would set; `[]` if the
+/// manager owns nothing. `None` if the object has something that only `track` supports.
 pub fn track_new(table: &Table, ty: TypeId, new: &Value, writer: &FieldManager) -> Option<Vec<u8>> {
     let ignored = Set::of(writer.ignore);
     let excluded = ExcludedFields { paths: Some(&STRIP_SET), trees: Some(&ignored) };
@@ -209,14 +216,15 @@ pub fn track_new(table: &Table, ty: TypeId, new: &Value, writer: &FieldManager) 
     Some(out)
 }
 
-/// Puts back the times of `live` when nothing else about the object differs, so that writing the same again
-/// is no change at all.
+/// Restores the timestamps of `live` if the object is otherwise unchanged, so that writing the same
+/// object again is a no-op.
 pub fn keep_times(live: &Value, new: &mut Value) {
     let (Value::Array(old), Value::Array(entries)) = (entries(live), entries(new)) else { return };
     if old == entries || old.len() != entries.len() {
         return;
     }
-    // Compared in place: this runs on every update, and copies of whole objects would cost more than the rest.
+    // Compares in place. This runs on every update, and copies of whole objects would dominate its
+    // cost.
     let entries_same = old.iter().zip(entries).all(|(a, b)| equal_except(a, b, &["time"]));
     let metadata = |object| Value::get(object, "metadata").unwrap_or(&Value::Null);
     if entries_same
@@ -227,7 +235,7 @@ pub fn keep_times(live: &Value, new: &mut Value) {
     }
 }
 
-/// Whether two values are equal but for some of their fields.
+/// Whether two values are equal apart from these fields.
 fn equal_except(a: &Value, b: &Value, fields: &[&str]) -> bool {
     match (a, b) {
         (Value::Object(a), Value::Object(b)) => {
@@ -238,10 +246,10 @@ fn equal_except(a: &Value, b: &Value, fields: &[&str]) -> bool {
     }
 }
 
-/// One apply, worked out.
+/// The state of one apply request.
 struct ApplyRequest<'r> {
     typed: Typed<'r>,
-    /// Without managed fields.
+    /// The live object without its managed fields.
     live: &'r Value,
     config: &'r Value,
     writer: &'r FieldManager<'r>,
@@ -249,7 +257,8 @@ struct ApplyRequest<'r> {
 }
 
 impl ApplyRequest<'_> {
-    /// The first apply to an object nobody tracked: everything in it had some owner before.
+    /// Before the first apply to an untracked object, all its fields are assigned to the manager
+    /// `before-first-apply`.
     fn add_before_first_apply(&mut self, table: &Table, ty: TypeId) {
         if self.live.as_object().is_none_or(Map::is_empty) {
             return;
@@ -317,7 +326,7 @@ impl ApplyRequest<'_> {
     }
 }
 
-/// Gives what changed to its writer and takes it from everyone else.
+/// Assigns the changed fields to their writer and removes them from all other managers.
 fn update_ownership(
     typed: Typed,
     managed: &mut ManagedFields,
@@ -371,7 +380,7 @@ fn gvk(object: &Value) -> (&str, &str, &str) {
     (group, version, text("kind"))
 }
 
-/// An object as errors name it: `default/web; apps/v1, Kind=Deployment`.
+/// The object as it is described in errors: `default/web; apps/v1, Kind=Deployment`.
 fn describe_object(object: &Value) -> String {
     let (group, version, kind) = gvk(object);
     let meta =

@@ -1,4 +1,4 @@
-//! How Go prints values: some of upstream's error texts show them.
+//! Formats values as Go does, for error texts of upstream that contain values.
 
 use std::fmt::Write;
 
@@ -29,7 +29,7 @@ pub(crate) fn quote(text: &str) -> String {
     out
 }
 
-/// `%v` of what Go decodes JSON into: `map[a:1 b:[x y]]`.
+/// `%v` of decoded JSON: `map[a:1 b:[x y]]`.
 pub fn print(value: &Value) -> String {
     let mut out = String::new();
     print_into(&mut out, value);
@@ -68,7 +68,7 @@ fn print_into(out: &mut String, value: &Value) {
     }
 }
 
-/// encoding/json's word for a value's kind.
+/// The name of a value's kind in errors of `encoding/json`.
 pub(crate) fn json_kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -80,7 +80,7 @@ pub(crate) fn json_kind(value: &Value) -> &'static str {
     }
 }
 
-/// `%T`, also what reflection calls the type.
+/// `%T`, the name of the Go type.
 pub(crate) fn type_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "<nil>",
@@ -93,7 +93,7 @@ pub(crate) fn type_name(value: &Value) -> &'static str {
     }
 }
 
-/// Go's JSON: as ours, with what is special in HTML escaped.
+/// Go's JSON encoding, which escapes HTML characters.
 pub(crate) fn json(value: &Value) -> String {
     let text = value.to_string();
     if !text.contains(['<', '>', '&', '\u{2028}', '\u{2029}']) {
@@ -111,7 +111,7 @@ pub(crate) fn json(value: &Value) -> String {
     out
 }
 
-/// `%#v` of what Go decodes JSON into.
+/// `%#v` of decoded JSON.
 pub(crate) fn syntax(value: &Value) -> String {
     match value {
         Value::Null => "interface {}(nil)".to_owned(),

@@ -1,29 +1,31 @@
-//! JSON patch (RFC 6902), with upstream's leniencies and its error texts.
+//! JSON patch (RFC 6902), as lenient as upstream's library (`evanphx/json-patch`) and with its error
+//! texts.
 
 use serde_json::Value;
 
-/// Upstream's bound on the operations of one patch.
+/// The same limit as upstream on the operations of one patch.
 const MAX_OPERATIONS: usize = 10_000;
-/// Upstream's bound on the bytes all `copy` operations of one patch may add.
+/// The same limit as upstream on the bytes that all `copy` operations of one patch may add.
 const MAX_COPY_BYTES: usize = 3 * 1024 * 1024;
-/// What the decoder reads back. Operations can nest values into each other, so the result is held to it.
+/// The maximum depth that the JSON parser accepts. Operations can nest values, so the result is limited
+/// to it, too.
 const MAX_DEPTH: usize = 127;
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JsonPatchError {
-    /// The patch itself is no list of operations.
+    /// The patch is not a list of operations.
     #[error("{0}")]
     Invalid(String),
     #[error("The allowed maximum operations in a JSON patch is {MAX_OPERATIONS}, got {0}")]
     TooManyOperations(usize),
     #[error("testing value {0} failed: test failed")]
     TestFailed(String),
-    /// An operation does not apply to this document.
+    /// An operation cannot be applied to this document.
     #[error("{0}")]
     Failed(String),
 }
 
-/// Runs the operations `ops` on `doc` in order.
+/// Applies the operations in `ops` to `doc` in order.
 pub fn json_patch(doc: &mut Value, ops: &Value) -> Result<(), JsonPatchError> {
     let ops = match ops {
         Value::Array(ops) => ops.as_slice(),
@@ -89,7 +91,7 @@ fn run(doc: &mut Value, op: &Value, copied: &mut usize) -> PatchResult {
                 find(doc, from).ok_or_else(|| missing("copy", "doc is missing from path", from))?;
             let value =
                 get(parent, &key).map_err(|e| failed(format!("error in copy for from: '{from}': {e}")))?;
-            // Measured before it is copied: a chain of copies doubles the document each time.
+            // The size is checked before the copy: a chain of copies doubles the document each time.
             *copied += size(value);
             if *copied > MAX_COPY_BYTES {
                 return Err(failed(format!(
@@ -113,7 +115,7 @@ fn run(doc: &mut Value, op: &Value, copied: &mut usize) -> PatchResult {
 fn replace(doc: &mut Value, path: &str, value: Value) -> PatchResult {
     check_depth(path, &value)?;
     if path.is_empty() {
-        // Upstream turns a whole-document replacement by a scalar into nothing at all.
+        // Upstream ignores the replacement of the whole document by a scalar.
         if value.is_object() || value.is_array() {
             *doc = value;
         }
@@ -132,7 +134,7 @@ fn test(doc: &mut Value, op: &Value) -> PatchResult {
     } else {
         let (parent, key) = find(doc, path).ok_or_else(|| missing("test", "is missing path", path))?;
         match parent {
-            // A field that is not there is as good as null.
+            // A missing field equals null.
             Value::Object(fields) => fields.get(&key).unwrap_or(&Value::Null),
             parent => get(parent, &key).map_err(operation_error("test", path))?,
         }
@@ -140,7 +142,7 @@ fn test(doc: &mut Value, op: &Value) -> PatchResult {
     if have == want { Ok(()) } else { Err(JsonPatchError::TestFailed(path.to_owned())) }
 }
 
-/// The container a path's last step is looked up in, and that step.
+/// Returns the container that the last element of a path refers to, and that element.
 fn find<'d>(doc: &'d mut Value, path: &str) -> Option<(&'d mut Value, String)> {
     let (_, steps) = path.split_once('/')?;
     let (parents, last) =
@@ -179,7 +181,7 @@ fn add(container: &mut Value, key: &str, value: Value) -> Result<(), String> {
     match container {
         Value::Array(items) if key == "-" => items.push(value),
         Value::Array(items) => {
-            // One past the end is a place too, and -1 means it.
+            // The position after the last item is valid, too; -1 refers to it.
             let at = index(key, items.len() + 1).map_err(|e| match key.parse::<i64>() {
                 Ok(_) => e,
                 Err(_) => format!("value was not a proper array index: '{key}': {e}"),
@@ -204,7 +206,7 @@ fn remove(container: &mut Value, key: &str) -> Result<Value, String> {
     }
 }
 
-/// A place below `len`, counted from the end when negative.
+/// Parses an index below `len`. Negative indexes count from the end.
 fn index(key: &str, len: usize) -> Result<usize, String> {
     let at: i64 = key.parse().map_err(|e: std::num::ParseIntError| {
         use std::num::IntErrorKind::{NegOverflow, PosOverflow};
@@ -254,7 +256,7 @@ fn depth(value: &Value) -> usize {
     }
 }
 
-/// About the bytes of the JSON text.
+/// The approximate size of the serialized value in bytes.
 fn size(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 4,
@@ -290,7 +292,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Small JSON over few names, so that two of them have something to do with each other.
+    /// Small JSON values with few names, so that two of them are likely to overlap.
     pub(crate) fn any_json() -> impl Strategy<Value = Value> {
         let leaf = prop_oneof![
             Just(Value::Null),

@@ -1,9 +1,10 @@
-//! The four ways a client changes part of an object: JSON patch, JSON merge patch, strategic merge patch
-//! and server-side apply, and the record of who set which field that the last one needs.
+//! The patch types of the API: JSON patch, JSON merge patch, strategic merge patch and server-side
+//! apply, with the field ownership that the last one requires.
 //!
-//! Works on `serde_json::Value` by the shapes in a [`schema::Table`]. Knows no kinds, no HTTP and no
-//! storage: errors carry the text a client sees, the caller picks the status. After an error the document
-//! may be half changed and is to be thrown away. Read [`apply::apply`] and [`apply::track`] first.
+//! Works on `serde_json::Value` with the types of a [`schema::Table`]. Does not know kinds, HTTP or
+//! storage: errors have the text for the client, and the caller chooses the status. After an error the
+//! document may be partially modified and must be discarded. Start reading at [`apply::apply`] and
+//! [`apply::track`].
 
 pub mod apply;
 pub mod go;

@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value};
 
-/// Merges `patch` into `doc`: objects field by field, `null` removes, anything else replaces.
+/// Merges `patch` into `doc`: objects are merged by field, `null` removes a field and any other value
+/// replaces it.
 pub fn merge_patch(doc: &mut Value, patch: &Value) {
     let Value::Object(changes) = patch else {
         *doc = patch.clone();
@@ -19,7 +20,7 @@ pub fn merge_patch(doc: &mut Value, patch: &Value) {
             }
             (_, Some(field)) => merge_patch(field, change),
             (_, None) => {
-                // Also through an empty value, so that nulls inside the new value disappear.
+                // New values are merged into an empty one, which removes their nulls.
                 let mut field = Value::Null;
                 merge_patch(&mut field, change);
                 fields.insert(name.clone(), field);
@@ -60,7 +61,7 @@ mod tests {
         check(json!({}), json!({"a": {"bb": {"ccc": null}}}), json!({"a": {"bb": {}}}));
     }
 
-    /// The merge patch that turns `from` into `to`, when neither holds nulls.
+    /// The merge patch that changes `from` to `to`, if neither contains nulls.
     fn diff(from: &Value, to: &Value) -> Value {
         let (Value::Object(old), Value::Object(new)) = (from, to) else { return to.clone() };
         let deleted =

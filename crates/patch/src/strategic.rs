@@ -1,5 +1,7 @@
-//! Strategic merge patch: a merge patch that knows from the schema which lists are merged by key, and takes
-//! directives (`$patch`, `$retainKeys`, `$deleteFromPrimitiveList/…`, `$setElementOrder/…`) inside the patch.
+//! Strategic merge patch: a merge patch that merges lists by key according to the schema and supports
+//! the directives `$patch`, `$retainKeys`, `$deleteFromPrimitiveList/…` and `$setElementOrder/…`.
+//!
+//! Upstream: `apimachinery/pkg/util/strategicpatch`.
 
 mod lists;
 #[cfg(test)]
@@ -15,10 +17,10 @@ const RETAIN_KEYS: &str = "$retainKeys";
 const DELETE_FROM_LIST: &str = "$deleteFromPrimitiveList";
 const SET_ORDER: &str = "$setElementOrder";
 
-/// The one struct field upstream replaces as a whole.
+/// The only struct field with `patchStrategy: replace` upstream.
 const REPLACE_FIELDS: &[(&str, &str)] = &[("PodDisruptionBudgetSpec", "selector")];
 
-/// The variants are the statuses upstream answers with; the texts are its own.
+/// The variants correspond to upstream's response statuses, and the texts are upstream's.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StrategicError {
     #[error("{0}")]
@@ -45,17 +47,17 @@ pub fn strategic(table: &Table, ty: TypeId, doc: &mut Value, patch: &Value) -> R
 type Object = Map<String, Value>;
 type MergeResult<T> = Result<T, StrategicError>;
 
-/// What the fields of an object are looked up in.
+/// The type in which the fields of an object are looked up.
 #[derive(Clone, Copy)]
 enum Level<'t> {
     Struct(&'t Type),
-    /// A struct without JSON fields of its own, by its Go name.
+    /// A struct without JSON fields, with its Go name.
     Opaque(&'static str),
-    /// No struct, by its Go kind.
+    /// Not a struct, with its Go kind.
     Plain(&'static str),
 }
 
-/// What the schema says of one field.
+/// The schema of a field.
 struct Meta<'t> {
     level: Level<'t>,
     is_list: bool,
@@ -117,7 +119,7 @@ impl<'t> Level<'t> {
         })
     }
 
-    /// As `field`, of a field whose value is a list on both sides.
+    /// Like `field`, for a field that is a list in both the document and the patch.
     fn list(self, table: &'t Table, name: &str) -> MergeResult<Meta<'t>> {
         let meta = self.field(table, name)?;
         if !meta.is_list {
@@ -191,7 +193,7 @@ fn merge_map<'t>(
     Ok(original)
 }
 
-/// The field a parallel list such as `$deleteFromPrimitiveList/finalizers` is about.
+/// The field that a parallel list such as `$deleteFromPrimitiveList/finalizers` refers to.
 fn field_name<'k>(key: &'k str, prefix: &str) -> MergeResult<&'k str> {
     match key.split_once('/') {
         Some((start, name)) if start == prefix => Ok(name),
@@ -200,7 +202,7 @@ fn field_name<'k>(key: &'k str, prefix: &str) -> MergeResult<&'k str> {
     }
 }
 
-/// Drops the fields `$retainKeys` does not list.
+/// Removes the fields that are not listed in `$retainKeys`.
 fn retain_keys(original: &mut Object, patch: &Object) -> MergeResult<()> {
     let Some(retained) = patch.get(RETAIN_KEYS) else { return Ok(()) };
     let bad = || StrategicError::BadRequest("invalid patch format of retainKeys".to_owned());
@@ -218,7 +220,8 @@ fn retain_keys(original: &mut Object, patch: &Object) -> MergeResult<()> {
     Ok(())
 }
 
-/// A patch value where there was none before: without its nulls and directives, or nothing at all.
+/// A patch value for a field that does not exist: without nulls and directives. `None` if it is a
+/// directive itself.
 fn remove_directives(change: &Value) -> Option<Value> {
     match change {
         Value::Object(fields) if fields.contains_key(PATCH) => None,

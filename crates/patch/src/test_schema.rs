@@ -1,4 +1,4 @@
-//! Small hand-made schema tables for tests.
+//! A small schema for tests.
 
 use std::sync::LazyLock;
 
@@ -19,7 +19,7 @@ pub(crate) fn field(name: &str, shape: Shape) -> Field {
     }
 }
 
-/// A list field merged by `key` in both strategic merge patch and apply.
+/// A list field that is merged by `key` in strategic merge patch and by `keys` in apply.
 fn merge_list_field(name: &str, item: Shape, key: &str, keys: &[&str]) -> Field {
     let kind = ListType::Map(keys.iter().map(|key| (*key).into()).collect());
     Field {
@@ -41,7 +41,7 @@ pub(crate) fn thing() -> TypeId {
     TypeId(0)
 }
 
-/// One kind, `Thing`, with a field of every sort.
+/// A schema with one kind, `Thing`, that has a field of every type.
 pub(crate) fn table() -> &'static Table {
     static TABLE: LazyLock<Table> = LazyLock::new(build);
     &TABLE

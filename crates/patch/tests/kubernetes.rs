@@ -1,4 +1,4 @@
-//! Patches and field owners on the built-in types.
+//! Patches and field ownership of built-in types.
 
 use patch::apply::{FieldManager, apply, track};
 use patch::strategic;
@@ -54,7 +54,7 @@ fn deployment() -> Value {
     })
 }
 
-/// The entry of the first owner after a create.
+/// The field set of the first entry after a create.
 fn field_set_after_create(ty: TypeId, mut object: Value) -> Value {
     let api_version = object["apiVersion"].as_str().unwrap_or("").to_owned();
     track(schema::kubernetes(), ty, None, &mut object, &writer(&api_version));

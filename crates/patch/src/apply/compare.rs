@@ -1,4 +1,4 @@
-//! Which fields differ between two values of one type.
+//! Compares two values of one type and returns the differing fields.
 
 use schema::ListType;
 use serde_json::{Map, Value};
@@ -18,7 +18,7 @@ impl Comparison {
         self.removed.is_empty() && self.modified.is_empty() && self.added.is_empty()
     }
 
-    /// Leaves out the paths in `ignored` and all below them.
+    /// Removes the paths in `ignored` with everything below them.
     pub fn without_trees(mut self, ignored: &Set) -> Comparison {
         self.removed.subtract_trees(ignored);
         self.modified.subtract_trees(ignored);
@@ -47,7 +47,7 @@ pub(crate) fn compare(typed: Typed, old: &Value, new: &Value) -> Comparison {
     found
 }
 
-/// What happened to the value at the end of a path, apart from what happened inside it.
+/// What happened to the value at a path itself, apart from its children.
 #[derive(Clone, Copy, PartialEq)]
 enum Change {
     Removed,
@@ -69,7 +69,7 @@ fn walk(typed: Typed, old: Option<&Value>, new: Option<&Value>, out: &mut Compar
         }
         (Some(left), Some(right)) => {
             let change = visit(typed.atom(right), old, new, out);
-            // Without a schema the two sides may be walked in different ways.
+            // Without a schema, the two values may be of different kinds and must be walked separately.
             if typed.is_deduced() && left.is_object() != right.is_object() {
                 return visit(typed.atom(left), old, new, out).or(change);
             }
@@ -141,7 +141,7 @@ fn compare_maps(
     }
 }
 
-/// The items of one key on both sides: usually one each.
+/// The items with one key on both sides, usually one each.
 struct Item<'v> {
     key: PathElement,
     old: Vec<&'v Value>,
@@ -158,7 +158,7 @@ fn compare_lists(
     let values = old.iter().map(|value| (value, false)).chain(new.iter().map(|value| (value, true)));
     let values_by_key: Result<Vec<_>, String> =
         values.map(|(value, is_new)| Ok((item.item_key(kind, value)?, is_new, value))).collect();
-    // Items without keys cannot be told apart: then the list is one value.
+    // If items have no valid keys, the list is compared as a single value.
     let Ok(mut values_by_key) = values_by_key else { return Some(Change::Modified) };
     values_by_key.sort_by(|a, b| a.0.cmp(&b.0));
 

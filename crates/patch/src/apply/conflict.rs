@@ -1,9 +1,9 @@
-//! How a refused apply names whose fields it would have changed.
+//! The conflicts of an apply with the fields of other managers.
 
 use super::field_set::Set;
 use super::managed::Owner;
 
-/// The fields of others an apply would change.
+/// The conflicting fields of an apply and their managers.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.message())]
 pub struct Conflicts {
@@ -17,7 +17,7 @@ struct Conflict {
     path: String,
 }
 
-/// One cause in the details of the status, its reason `FieldManagerConflict`.
+/// A status cause with reason `FieldManagerConflict`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cause {
     pub message: String,
@@ -52,7 +52,7 @@ impl Conflicts {
         self.list.is_empty()
     }
 
-    /// Leaves out the conflicts over fields in `allowed`.
+    /// Removes the conflicts about fields in `allowed`.
     pub(crate) fn except(mut self, allowed: &Set) -> Conflicts {
         let allowed: std::collections::HashSet<String> = allowed.paths().into_iter().collect();
         self.list.retain(|conflict| !allowed.contains(&conflict.path));

@@ -1,7 +1,8 @@
-//! Whoever creates an object owns everything in it: the record of that, written down in one walk.
+//! Writes the managed fields of a new object in a single walk. Its creator owns all fields.
 //!
-//! It is what comparing the object with an empty one and printing the difference gives, for objects without anything
-//! unusual; creates are too frequent to build three sets of paths for each.
+//! The result is the same as comparing the object with an empty one and serializing the difference.
+//! Creates are too frequent to build three path sets for each, so this is the fast path for objects
+//! without anything unusual.
 
 use schema::{Field, ListType, Shape};
 use serde_json::{Map, Value};
@@ -10,27 +11,27 @@ use super::field_set::Set;
 use super::fields_v1::key;
 use super::typed::{Atom, Fields, Typed};
 
-/// Something [`super::compare`] has to look at.
+/// The object has something that only [`super::compare`] supports.
 pub(crate) struct Unsupported;
 
-/// What upstream's empty struct has in a place, see [`super::typed::zero`].
+/// The value that upstream's empty struct has at a path, see [`super::typed::zero`].
 enum Zero {
     Nothing,
-    /// A struct that is always there.
+    /// A struct that is always present.
     Struct,
     Plain(Value),
 }
 
-/// Fields that are nobody's, at some level of the object.
+/// Fields without an owner, relative to a level of the object.
 #[derive(Clone, Copy)]
 pub(crate) struct ExcludedFields<'s> {
     /// These paths, but not what is below them.
     pub paths: Option<&'s Set>,
-    /// These with all that is below them.
+    /// These paths with everything below them.
     pub trees: Option<&'s Set>,
 }
 
-/// Appends the JSON form of all fields a new object sets; false if there are none.
+/// Appends the JSON form of all fields that a new object sets. Returns false if there are none.
 pub(crate) fn fields(
     typed: Typed,
     object: &Value,
@@ -48,7 +49,8 @@ pub(crate) fn fields(
     }
 }
 
-/// Appends the members of an object, which are sorted by name as those of the record are; false if there are none.
+/// Appends the members of an object. These are sorted by name, like the members of the result. Returns
+/// false if there are none.
 fn members(
     fields: Fields,
     always: bool,
@@ -83,7 +85,8 @@ fn members(
     Ok(any)
 }
 
-/// Appends `{…}` with what below a value belongs to its creator, and a dot if the path to it does; false if neither.
+/// Appends `{…}` with the owned fields below a value, and the dot entry if the value's own path is
+/// owned. Returns false if neither.
 fn node(
     typed: Typed,
     zero: Zero,
@@ -93,7 +96,8 @@ fn node(
     out: &mut Vec<u8>,
 ) -> Result<bool, Unsupported> {
     const DOT: &[u8] = b"\".\":{},";
-    // The dot comes first, but is only there where something follows.
+    // The dot entry precedes the others but is only present if there are others, so it is written first
+    // and removed again if necessary.
     out.push(b'{');
     let begin = out.len();
     out.extend_from_slice(DOT);
@@ -108,7 +112,7 @@ fn node(
     Ok(member || contents)
 }
 
-/// Whether the path to a value belongs to its creator, and whether anything below it does, which is appended.
+/// Returns whether the value's own path is owned and whether anything below it is. Appends the latter.
 fn walk(
     typed: Typed,
     zero: Zero,
@@ -126,13 +130,13 @@ fn walk(
     match (typed.atom(value), value) {
         (Atom::Opaque | Atom::Scalar(_) | Atom::List { kind: ListType::Atomic, .. }, _)
         | (Atom::Map(Fields { atomic: true, .. }), _) => match zero {
-            // An empty value of such a type is compared as a whole.
+            // An empty value of an atomic type is compared as a whole.
             Zero::Struct => Err(Unsupported),
             _ => Ok((true, false)),
         },
         (Atom::Map(fields), Value::Object(object)) => {
             let is_struct = matches!(zero, Zero::Struct);
-            // An empty object in the place of nothing is a value of its own.
+            // An empty object where there was nothing is a value of its own.
             let member = new || (object.is_empty() && !is_struct);
             Ok((member, members(fields, is_struct, object, excluded, out)?))
         }
@@ -144,7 +148,7 @@ fn walk(
     }
 }
 
-/// Appends the elements of a list, sorted by their keys.
+/// Appends the items of a list, sorted by key.
 fn elements(item: Typed, kind: &ListType, items: &[Value], out: &mut Vec<u8>) -> Result<(), Unsupported> {
     let mut keys = Vec::with_capacity(items.len());
     for value in items {
@@ -164,7 +168,7 @@ fn elements(item: Typed, kind: &ListType, items: &[Value], out: &mut Vec<u8>) ->
     Ok(())
 }
 
-/// Appends a member's name and the colon.
+/// Appends a member name and the colon.
 fn write_key(prefix: &str, name: &str, out: &mut Vec<u8>) {
     out.push(b'"');
     out.extend_from_slice(prefix.as_bytes());

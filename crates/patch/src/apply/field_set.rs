@@ -1,8 +1,8 @@
-//! Sets of field paths.
+//! Sets of field paths. Counterpart: `fieldpath.Set` in structured-merge-diff.
 //!
-//! A set is a tree: each node is one step of a path and says whether the path that ends there belongs to
-//! the set. Nodes are sorted, and a node that neither belongs nor leads anywhere is never kept, so equal
-//! sets have equal trees.
+//! A set is a tree. Each node is a path element and says whether the path up to it is a member of the
+//! set. Nodes are sorted, and a node that is no member always has children, so equal sets have equal
+//! trees.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -11,14 +11,14 @@ use serde_json::{Number, Value};
 
 use crate::go;
 
-/// One step of a field path.
+/// An element of a field path.
 #[derive(Clone, Debug)]
 pub(crate) enum PathElement {
-    /// A field of a struct or a key of a map.
+    /// A struct field or map key.
     Field(String),
-    /// An item of a list, by the values of its key fields, sorted by name.
+    /// An item of an associative list, by its key fields sorted by name.
     Key(Vec<(String, Value)>),
-    /// An item of a set.
+    /// An item of a set list.
     Value(Value),
     Index(i64),
 }
@@ -36,7 +36,7 @@ pub(crate) struct Node {
 }
 
 impl Set {
-    /// The set of paths through named fields only.
+    /// The set of these paths, which consist of field names only.
     pub fn of(paths: &[&[&str]]) -> Set {
         let mut set = Set::default();
         for path in paths {
@@ -52,7 +52,7 @@ impl Set {
         set
     }
 
-    /// Of nodes in any order; those of one step are put together.
+    /// Creates a set from unsorted nodes. Nodes with the same element are merged.
     pub fn from_nodes(mut nodes: Vec<Node>) -> Set {
         nodes.retain(|node| node.member || !node.children.is_empty());
         nodes.sort_by(|a, b| a.element.cmp(&b.element));
@@ -85,7 +85,7 @@ impl Set {
         self.position(element).ok().map(|at| &self.nodes[at])
     }
 
-    /// As `get`, without making a path element of the name.
+    /// Like `get`, without allocating a path element.
     pub fn field(&self, name: &str) -> Option<&Node> {
         let at = self.nodes.binary_search_by(|node| match &node.element {
             PathElement::Field(field) => field.as_str().cmp(name),
@@ -94,12 +94,12 @@ impl Set {
         at.ok().map(|at| &self.nodes[at])
     }
 
-    /// Adds the path of one step (when it is a `member`) and everything below it.
+    /// Adds the path of one element (if `member`) and everything below it.
     pub fn attach(&mut self, element: PathElement, member: bool, children: Set) {
         if !member && children.is_empty() {
             return;
         }
-        // Walks go through sorted maps, so most steps come last.
+        // Callers walk sorted maps, so most elements are appended at the end.
         if self.nodes.last().is_none_or(|last| last.element < element) {
             self.nodes.push(Node { element, member, children });
             return;
@@ -113,19 +113,19 @@ impl Set {
         }
     }
 
-    /// Union.
+    /// Adds all paths of `other`.
     pub fn add(&mut self, other: Set) {
         if self.nodes.is_empty() {
             self.nodes = other.nodes;
         } else if !other.nodes.is_empty() {
-            // Two sorted runs, which the sort merges without moving every node for every other.
+            // The sort detects the two sorted runs and merges them in linear time.
             let mut nodes = std::mem::take(&mut self.nodes);
             nodes.extend(other.nodes);
             *self = Set::from_nodes(nodes);
         }
     }
 
-    /// Removes exactly the paths in `other`.
+    /// Removes the paths in `other`, but not what is below them.
     pub fn subtract(&mut self, other: &Set) {
         self.reduce(other, &mut |node, other_node| {
             node.member &= !other_node.member;
@@ -133,7 +133,7 @@ impl Set {
         });
     }
 
-    /// Removes the paths in `other` and all below them.
+    /// Removes the paths in `other` with everything below them.
     pub fn subtract_trees(&mut self, other: &Set) {
         self.reduce(other, &mut |node, other_node| {
             if other_node.member {
@@ -155,7 +155,7 @@ impl Set {
         Set { nodes: nodes.collect() }
     }
 
-    /// Whether `path` is in the set.
+    /// Whether `path` is a member of the set.
     #[cfg(test)]
     pub fn has(&self, path: &[PathElement]) -> bool {
         match path {
@@ -165,7 +165,7 @@ impl Set {
         }
     }
 
-    /// The paths as upstream writes them, those that end at a level before those that go on.
+    /// The paths in upstream's format. At each level, members come before paths that continue.
     pub fn paths(&self) -> Vec<String> {
         let mut paths = Vec::new();
         self.collect_paths("", &mut paths);
@@ -180,7 +180,7 @@ impl Set {
         }
     }
 
-    /// Runs `cut` where both sets have a node; what is left of it goes when it is empty.
+    /// Calls `cut` for each node that both sets have. Nodes that are empty afterwards are removed.
     fn reduce(&mut self, other: &Set, cut: &mut dyn FnMut(&mut Node, &Node)) {
         if other.is_empty() {
             return;
@@ -253,7 +253,7 @@ impl fmt::Display for PathElement {
     }
 }
 
-/// A value inside a path.
+/// Formats a value within a path.
 fn format_value(value: &Value) -> String {
     match value {
         Value::String(text) => go::quote(text),
@@ -266,7 +266,7 @@ fn format_value(value: &Value) -> String {
     }
 }
 
-/// Whether two values are the same, whichever way their numbers are written.
+/// Whether two values are equal. Numbers are compared by value: 1 equals 1.0.
 pub(crate) fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Number(a), Value::Number(b)) => number_order(a, b).is_eq(),
@@ -278,7 +278,7 @@ pub(crate) fn same(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// A total order over values, numbers by size.
+/// A total order of values. Numbers are ordered by value.
 fn order(a: &Value, b: &Value) -> Ordering {
     let rank = |value: &Value| match value {
         Value::Number(_) => 0,

@@ -1,11 +1,11 @@
-//! The JSON form of a field set: `{"f:spec":{"f:ports":{".":{},"k:{\"port\":80}":{}}}}`.
+//! The `FieldsV1` serialization of a field set: `{"f:spec":{"f:ports":{".":{},"k:{\"port\":80}":{}}}}`.
 
 use serde_json::{Map, Value};
 
 use super::field_set::{Node, PathElement, Set};
 use crate::go;
 
-/// Reads a set. Steps of a kind yet unknown are skipped, as upstream does.
+/// Parses a set. Path elements of unknown types are skipped, as upstream does.
 pub(crate) fn parse(fields: &Value) -> Result<Set, String> {
     let fields = match fields {
         Value::Object(fields) => fields,
@@ -16,7 +16,7 @@ pub(crate) fn parse(fields: &Value) -> Result<Set, String> {
     for (key, below) in fields.iter().filter(|(key, _)| *key != ".") {
         let Some(element) = element(key)? else { continue };
         let children = parse(below)?;
-        // A leaf is written `{}`, a path that also goes on has a dot.
+        // A leaf is `{}`. A member with children has a dot entry.
         let member = children.is_empty() || below.get(".").is_some();
         nodes.push(Node { element, member, children });
     }
@@ -27,7 +27,8 @@ pub(crate) fn print(set: &Set) -> Value {
     Value::Object(contents(set, false))
 }
 
-/// Whether the JSON form of a set, as `print` writes it, has any of the paths in `changes` or goes on below.
+/// Whether a serialized set, as written by `print`, overlaps `changes`: it has one of their paths or
+/// something below it.
 pub(crate) fn has_overlap(fields: &Value, changes: &Set) -> bool {
     changes.nodes().iter().any(|node| {
         fields.get(key(&node.element)).is_some_and(|below| node.member || has_overlap(below, &node.children))

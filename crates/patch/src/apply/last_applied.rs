@@ -1,4 +1,5 @@
-//! Objects that kubectl applied on the client side before: the annotation it kept stands for ownership.
+//! Migration from client-side apply: the last-applied annotation determines which fields kubectl owned.
+//! Upstream: `lastappliedmanager.go` and `lastappliedupdater.go`.
 
 use serde_json::Value;
 
@@ -7,7 +8,7 @@ use super::field_set::Set;
 use super::typed::{Typed, field_set, validate};
 use crate::go;
 
-/// The only applier that takes over from client-side apply.
+/// The only field manager that takes over fields from client-side apply.
 pub(crate) const KUBECTL: &str = "kubectl";
 const LAST_APPLIED_ANNOTATION: &str = "kubectl.kubernetes.io/last-applied-configuration";
 const MAX_ANNOTATIONS_BYTES: usize = 256 * 1024;
@@ -21,7 +22,7 @@ fn annotation(object: &Value) -> Option<&str> {
         .filter(|text| !text.is_empty())
 }
 
-/// The fields last applied by the client that still have the value it gave them.
+/// The fields in the last-applied configuration that still have the value from there.
 pub(crate) fn unchanged(typed: Typed, live: &Value, api_version: &str) -> Option<Set> {
     let last: Value = serde_json::from_str(annotation(live)?).ok()?;
     if last.get("apiVersion").and_then(Value::as_str) != Some(api_version) {
@@ -37,7 +38,7 @@ pub(crate) fn unchanged(typed: Typed, live: &Value, api_version: &str) -> Option
     Some(set)
 }
 
-/// Keeps the annotation true, for clients that apply on their side later.
+/// Updates the annotation, so that client-side apply still works afterwards.
 pub(crate) fn refresh(object: &mut Value, config: &Value) {
     if annotation(object).is_none() {
         return;

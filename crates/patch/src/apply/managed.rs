@@ -1,4 +1,4 @@
-//! `metadata.managedFields`: who owns which fields, read and written.
+//! Parses and serializes `metadata.managedFields`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,9 +8,9 @@ use super::field_set::Set;
 use super::fields_v1;
 use crate::go;
 
-/// Upstream's bound on the entries of ordinary writers.
+/// The same limit as upstream on the number of entries with operation Update.
 const MAX_UPDATE_MANAGERS: usize = 10;
-/// Who owns what the oldest writers beyond the bound had.
+/// The manager of the merged oldest entries beyond the limit.
 const OLD_UPDATES_MANAGER_NAME: &str = "ancient-changes";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,12 +19,12 @@ pub(crate) enum Operation {
     Update,
 }
 
-/// Tells entries apart.
+/// The identity of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub operation: Operation,
     pub manager: String,
-    /// Appliers are the same whichever version they use.
+    /// Ignored for the operation Apply: a manager has one entry for all versions.
     pub api_version: String,
     pub subresource: String,
 }
@@ -34,7 +34,7 @@ pub(crate) struct Entry {
     pub owner: Owner,
     pub time: Option<String>,
     pub set: Set,
-    /// The set as it was stored, as long as nobody had to read it: most writes touch few entries.
+    /// The serialized set, until it is parsed on demand. Most writes affect few entries.
     raw: Option<Value>,
 }
 
@@ -51,7 +51,7 @@ impl Owner {
             && (self.operation == Operation::Apply || self.api_version == other.api_version)
     }
 
-    /// What upstream sorts owners by where it lists them.
+    /// The key by which upstream sorts managers in lists.
     pub fn sort_key(&self) -> String {
         let mut parts = format!("{{\"manager\":{}", go::json(&Value::from(self.manager.as_str())));
         match self.operation {
@@ -69,7 +69,7 @@ impl Owner {
         parts
     }
 
-    /// As conflicts name it.
+    /// The manager as it is described in conflicts.
     pub fn describe(&self) -> String {
         let mut text = go::quote(&self.manager);
         if !self.subresource.is_empty() {
@@ -83,7 +83,7 @@ impl Owner {
 }
 
 impl ManagedFields {
-    /// Reads entries a client sent, or all of what is stored.
+    /// Parses entries completely, including their sets.
     pub fn parse(entries: &Value) -> Result<ManagedFields, String> {
         let mut managed = ManagedFields::headers(entries.clone())?;
         for (entry, source) in managed.entries.iter_mut().zip(entries.as_array().into_iter().flatten()) {
@@ -92,7 +92,7 @@ impl ManagedFields {
                 format!("error decoding versioned set from {}: error decoding set: {e}", go::print(source))
             })?;
         }
-        // Of two entries of one owner the later counts.
+        // If there are several entries of one manager, the last one counts.
         let mut seen = HashSet::new();
         let mut entries: Vec<Entry> = managed.entries.into_iter().rev().collect();
         entries.retain(|entry| seen.insert(entry.owner.sort_key()));
@@ -100,7 +100,7 @@ impl ManagedFields {
         Ok(ManagedFields { entries })
     }
 
-    /// Reads stored entries without the sets in them.
+    /// Parses stored entries without their sets.
     pub fn headers(entries: Value) -> Result<ManagedFields, String> {
         let mut managed = ManagedFields::default();
         let Value::Array(list) = entries else { return Ok(managed) };
@@ -134,7 +134,7 @@ impl ManagedFields {
         Ok(managed)
     }
 
-    /// Upstream's order: appliers first, then by time, then by name.
+    /// Serializes the entries in upstream's order: Apply before Update, then by time, then by name.
     pub fn print(mut self) -> Value {
         self.entries.sort_by(|Entry { owner: a, time: a_time, .. }, Entry { owner: b, time: b_time, .. }| {
             (a.operation.cmp(&b.operation))
@@ -155,7 +155,7 @@ impl ManagedFields {
         self.entries.retain(|entry| entry.raw.is_some() || !entry.set.is_empty());
     }
 
-    /// Folds the oldest ordinary writers into one once there are too many.
+    /// Merges the oldest Update entries into one if there are too many.
     pub fn cap_update_managers(&mut self) {
         let (mut updates, applies): (Vec<Entry>, Vec<Entry>) =
             self.entries.drain(..).partition(|entry| entry.owner.operation == Operation::Update);
@@ -168,7 +168,8 @@ impl ManagedFields {
     }
 }
 
-/// Entries can only be folded within one version, so the first of a version waits for a second.
+/// Only entries of the same API version can be merged, so the first one of a version is kept until
+/// there is a second.
 fn fold_oldest(updates: Vec<Entry>) -> Vec<Entry> {
     let mut count = updates.len();
     let mut slots: Vec<Option<Entry>> = updates.into_iter().map(Some).collect();
@@ -214,7 +215,8 @@ impl Entry {
         Entry { owner, time, set, raw: None }
     }
 
-    /// The set, read if it has not been. What is stored was read before it was stored.
+    /// The set, parsed on demand. A stored set was validated before it was stored, so errors are
+    /// ignored.
     pub fn set_mut(&mut self) -> &mut Set {
         if let Some(raw) = self.raw.take() {
             self.set = fields_v1::parse(&raw).unwrap_or_default();
@@ -222,7 +224,7 @@ impl Entry {
         &mut self.set
     }
 
-    /// Whether the set has anything to do with the paths in `changes`.
+    /// Whether the set overlaps `changes`.
     pub fn has_overlap(&self, changes: &Set) -> bool {
         self.raw.as_ref().is_none_or(|raw| fields_v1::has_overlap(raw, changes))
     }
@@ -251,7 +253,7 @@ impl Entry {
     }
 }
 
-/// A client clears the record by sending no entries, or one empty one.
+/// A client clears the managed fields by sending no entries or a single empty one.
 pub(crate) fn is_reset(entries: &Value) -> bool {
     match entries.as_array().map(Vec::as_slice) {
         Some([]) => true,

@@ -1,4 +1,4 @@
-//! Merging what a client applies into the live object.
+//! Merges an applied configuration into the live object.
 
 use std::collections::BTreeMap;
 
@@ -8,15 +8,16 @@ use serde_json::{Map, Value};
 use super::field_set::PathElement;
 use super::typed::{Atom, Fields, Typed};
 
-/// The live value with everything in `config` put over it.
+/// Returns the live value with `config` merged into it.
 pub(crate) fn merge(typed: Typed, live: &Value, config: &Value) -> Result<Value, String> {
-    // Walked as the config's value: where there is no schema, a changed sort of value replaces.
+    // The walk follows the kind of the configured value: without a schema, a value of another kind
+    // replaces the live one.
     match typed.atom(config) {
         Atom::Opaque | Atom::Scalar(_) | Atom::List { kind: ListType::Atomic, .. } => Ok(config.clone()),
         Atom::Map(Fields { atomic: true, .. }) => Ok(config.clone()),
         Atom::Map(fields) => match (live.as_object(), config.as_object()) {
             (Some(live), Some(config)) if !live.is_empty() => merge_maps(fields, live, config),
-            // A null for an object takes nothing away.
+            // A null in place of an object removes nothing.
             (Some(map), None) if !map.is_empty() => Ok(live.clone()),
             _ => Ok(config.clone()),
         },
@@ -50,8 +51,8 @@ fn keys(item: Typed, kind: &ListType, items: &[Value]) -> Result<Vec<PathElement
     indexed.map(|(at, value)| item.item_key(kind, value).map_err(|e| format!("element {at}: {e}"))).collect()
 }
 
-/// Keeps the config's order among its own items and the live order among the rest, and leaves live-only
-/// items where they stood relative to the items both have.
+/// Merges lists. Configured items keep their order among themselves, and so do live-only items, which
+/// stay in place relative to the items that both lists have.
 fn merge_lists(item: Typed, kind: &ListType, live: &[Value], config: &[Value]) -> Result<Value, String> {
     let right = keys(item, kind, config)?;
     let left = keys(item, kind, live)?;
@@ -63,7 +64,7 @@ fn merge_lists(item: Typed, kind: &ListType, live: &[Value], config: &[Value]) -
     }
     let mut of_live: BTreeMap<&PathElement, &Value> = BTreeMap::new();
     for (key, value) in left.iter().zip(live) {
-        // Of items that cannot be told apart the config's one takes the place.
+        // Live items with duplicate keys are replaced by the configured one.
         of_live.entry(key).and_modify(|value| *value = &Value::Null).or_insert(value);
     }
     let both = |key: &PathElement| -> Result<Value, String> {
@@ -87,7 +88,7 @@ fn merge_lists(item: Typed, kind: &ListType, live: &[Value], config: &[Value]) -
                 shared.next();
                 continue;
             }
-            // The config has it elsewhere: later, among its own.
+            // The item is shared but comes later in the configuration, so it is placed there.
             if of_config.contains_key(a) && shared.peek().is_some_and(|next| *next != a) {
                 l += 1;
                 continue;

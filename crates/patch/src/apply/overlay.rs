@@ -1,4 +1,5 @@
-//! Laying a configuration over an object without keeping track of who owns what: what a mutating policy applies.
+//! Merges a configuration into an object without field ownership, for mutating admission policies with
+//! `ApplyConfiguration`.
 
 use schema::{ListType, Table, TypeId};
 use serde_json::Value;
@@ -6,8 +7,8 @@ use serde_json::Value;
 use super::merge::merge;
 use super::typed::{self, Atom, Fields, Typed};
 
-/// The object with everything in `config` put over it. What can only be replaced as a whole may not be in it:
-/// whoever names one field of it rarely means to remove the others.
+/// Returns the object with `config` merged into it. Atomic fields in `config` are an error: setting one
+/// field of an atomic struct would remove all others, which is rarely intended.
 pub fn overlay(table: &Table, ty: TypeId, object: &Value, config: &Value) -> Result<Value, String> {
     let root = Typed::root(table, ty);
     typed::validate(root, config, false)

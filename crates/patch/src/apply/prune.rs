@@ -1,4 +1,4 @@
-//! Taking away what an applier stopped setting.
+//! Removes the fields that a manager no longer applies.
 
 use schema::ListType;
 use serde_json::{Map, Value};
@@ -6,8 +6,8 @@ use serde_json::{Map, Value};
 use super::field_set::{PathElement, Set};
 use super::typed::{Atom, Fields, Typed, field_set};
 
-/// `merged` without the fields in `last`, the set applied before, that neither the new set nor anyone else
-/// owns. `owned` is what all owners together have now.
+/// Returns `merged` without the fields in `last`, the manager's previous set, that are not in `owned`,
+/// the current sets of all managers.
 pub(crate) fn prune(typed: Typed, merged: Value, last: &Set, owned: &Set) -> Value {
     if last.is_empty() {
         return merged;
@@ -17,7 +17,7 @@ pub(crate) fn prune(typed: Typed, merged: Value, last: &Set, owned: &Set) -> Val
     let mut all = field_set(typed, &merged);
     ensure_named_fields_are_members(typed, &mut all);
 
-    // What others own comes back, with what leads to it.
+    // Fields that other managers own are kept, with the path to them.
     let mut keep = field_set(typed, &remove(typed, &merged, &named_last));
     keep.add(owned.clone());
     ensure_named_fields_are_members(typed, &mut keep);
@@ -25,14 +25,14 @@ pub(crate) fn prune(typed: Typed, merged: Value, last: &Set, owned: &Set) -> Val
     to_remove.subtract(&keep);
     let pruned = remove(typed, &merged, &to_remove);
 
-    // And so does what hung on a removed parent but was never the applier's.
+    // Fields below a removed parent that the manager did not own are kept, too.
     let mut left = field_set(typed, &pruned);
     ensure_named_fields_are_members(typed, &mut left);
     all.subtract(&left);
     remove(typed, &merged, &all.intersection(&named_last))
 }
 
-/// Makes every struct field on the way to a member a member too.
+/// Makes struct fields members if anything below them is in the set.
 fn ensure_named_fields_are_members(typed: Typed, set: &mut Set) {
     let atom = typed.atom(&Value::Null);
     for node in set.nodes_mut() {
@@ -49,7 +49,8 @@ fn ensure_named_fields_are_members(typed: Typed, set: &mut Set) {
     }
 }
 
-/// The value without the items in `gone`. A container left empty becomes null.
+/// Returns the value without the items in `to_remove`. A container that becomes empty is replaced by
+/// null.
 fn remove(typed: Typed, value: &Value, to_remove: &Set) -> Value {
     match (typed.atom(value), value) {
         (Atom::Scalar(_), _) => value.clone(),
@@ -82,7 +83,8 @@ fn remove(typed: Typed, value: &Value, to_remove: &Set) -> Value {
     }
 }
 
-/// Drops the nulls that removing left behind, and those a config carried; values without a schema keep theirs.
+/// Removes nulls left by removed items and nulls from the configuration. Values without a schema keep
+/// their nulls.
 pub(crate) fn remove_null_values(typed: Typed, value: &mut Value) {
     match (typed.atom(value), value) {
         (Atom::Map(fields), Value::Object(object)) => {
@@ -101,7 +103,8 @@ pub(crate) fn remove_null_values(typed: Typed, value: &mut Value) {
     }
 }
 
-/// Where the schema has since become atomic, owning a part means owning the whole.
+/// Adapts a set to the schema: where a type has become atomic, a manager of a part owns the whole
+/// value.
 pub(crate) fn reconcile_field_set_with_schema(typed: Typed, set: &mut Set) {
     let atom = typed.atom(&Value::Null);
     for node in set.nodes_mut() {

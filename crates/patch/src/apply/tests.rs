@@ -12,7 +12,7 @@ fn writer<'a>(manager: &'a str, now: &'a str) -> FieldManager<'a> {
     FieldManager { manager, api_version: "v1", subresource: "", now, ignore: &[&["status"]] }
 }
 
-/// A `Thing` with the given fields.
+/// A `Thing` with these fields.
 fn named(fields: Value) -> Value {
     let mut object =
         json!({"apiVersion": "v1", "kind": "Thing", "metadata": {"name": "t", "namespace": "ns"}});
@@ -30,7 +30,7 @@ fn updated(live: Option<&Value>, manager: &str, now: &str, object: Value) -> Val
     object
 }
 
-/// `manager operation set` per entry.
+/// Each entry as `manager operation set`.
 fn owners(object: &Value) -> Vec<String> {
     let entries = object["metadata"]["managedFields"].as_array().cloned().unwrap_or_default();
     let text = |entry: &Value, name: &str| entry[name].as_str().unwrap_or("-").to_owned();
@@ -44,7 +44,7 @@ fn owners(object: &Value) -> Vec<String> {
 fn conflict(result: Result<Value, ApplyError>) -> (String, Vec<Cause>) {
     match result {
         Err(ApplyError::Conflict(conflicts)) => (conflicts.to_string(), conflicts.causes().collect()),
-        other => panic!("no conflict but {other:?}"),
+        other => panic!("expected a conflict, got {other:?}"),
     }
 }
 
@@ -57,7 +57,7 @@ fn managers_share_and_conflict_over_map_fields() {
     assert_eq!(text, r#"Apply failed with 1 conflict: conflict with "one": .data.a"#);
     assert_eq!(causes, [Cause { message: r#"conflict with "one""#.into(), field: ".data.a".into() }]);
 
-    // The same value is no conflict: both own it.
+    // Applying the same value is not a conflict; both managers own it.
     let both = applied(Some(&one), "two", json!({"data": {"a": "1", "b": "2"}})).unwrap();
     assert_eq!(
         owners(&both),
@@ -70,7 +70,7 @@ fn managers_share_and_conflict_over_map_fields() {
     assert_eq!(owners(&forced), [r#"two Apply {"f:data":{"f:a":{},"f:b":{}}}"#]);
     assert_eq!(forced["data"], json!({"a": "2", "b": "2"}));
 
-    // Leaving a field out removes it, unless someone else has it.
+    // Leaving a field out removes it, unless another manager owns it.
     let less = applied(Some(&forced), "two", json!({"data": {"b": "2"}})).unwrap();
     assert_eq!(less["data"], json!({"b": "2"}));
     let less = applied(Some(&both), "two", json!({"data": {"b": "2"}})).unwrap();
@@ -219,14 +219,14 @@ fn tracks_ownership_of_updates() {
     );
     assert_eq!(created["metadata"]["managedFields"][0]["time"], "2025-01-01T00:00:00Z");
 
-    // Nothing that counts changed: the record stays, time and all.
+    // No tracked field has changed: the entries including their time are kept.
     let mut same = created.clone();
     same["metadata"]["resourceVersion"] = json!("7");
     same["status"]["ready"] = json!(false);
     let same = updated(Some(&created), "b", "2025-01-02T00:00:00Z", same);
     assert_eq!(same["metadata"]["managedFields"], created["metadata"]["managedFields"]);
 
-    // What changed goes to its writer; what went, goes.
+    // Changed fields are assigned to the writer; removed fields disappear.
     let mut changed = created.clone();
     changed["spec"]["containers"][0]["image"] = json!("j");
     changed["metadata"]["labels"] = json!({"m": "1"});
@@ -240,7 +240,8 @@ fn tracks_ownership_of_updates() {
         ]
     );
 
-    // An empty list, or one empty entry, clears the record, and then nobody is tracked.
+    // An empty list or a single empty entry clears the managed fields. The object is not tracked
+    // afterwards.
     for reset in [json!([]), json!([{}])] {
         let mut cleared = created.clone();
         cleared["metadata"]["managedFields"] = reset;
@@ -342,7 +343,7 @@ fn kubectl_takes_ownership_of_client_side_applied_fields() {
         taken["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"],
         "{\"apiVersion\":\"v1\",\"data\":{\"a\":\"2\"},\"kind\":\"Thing\",\"metadata\":{\"name\":\"t\",\"namespace\":\"ns\"}}\n"
     );
-    // Not what another writer set, and not for another applier.
+    // Fields set by another writer are not taken over, and another manager takes over nothing.
     let (text, _) = conflict(applied(Some(&live), "kubectl", json!({"data": {"a": "2", "b": "2"}})));
     assert!(text.starts_with("Apply failed with 1 conflict: ") && text.ends_with(": .data.b"), "{text}");
     conflict(applied(Some(&live), "other", json!({"data": {"a": "2"}})));
@@ -364,7 +365,7 @@ fn keeps_times_when_nothing_else_changed() {
 
 #[test]
 fn long_lists_are_handled_in_time() {
-    // In the order that makes inserting one by one slowest.
+    // In descending order, which is the worst case for inserting one by one.
     let names: Vec<String> = (0..30_000).rev().map(|n| format!("{n:06}")).collect();
     let config = json!({"metadata": {"finalizers": names}});
     let live = applied(None, "one", config.clone()).unwrap();
@@ -397,7 +398,7 @@ fn deep_values_are_safe() {
     assert_eq!(doc["spec"], other["spec"]);
 }
 
-/// A `Thing` that fits its schema.
+/// A `Thing` that matches its schema.
 fn any_thing() -> impl Strategy<Value = Value> {
     let data = prop::collection::btree_map("[abc]", "[xy]", 0..3);
     let containers = prop::collection::btree_map("[abc]", prop::option::of("[xy]"), 0..3);
@@ -456,7 +457,7 @@ proptest! {
         prop_assert!(result["metadata"].get("finalizers").is_none(), "{}", result);
     }
 
-    /// A create is written down in one walk; it must come to what the long way does.
+    /// The fast path for creates must give the same result as `track`.
     #[test]
     fn fields_of_created_object_equal_changes_from_zero_object(
         usual in any_thing(),
@@ -483,7 +484,7 @@ proptest! {
                 prop_assert_eq!(any, !owned.is_empty());
                 prop_assert_eq!(String::from_utf8(text).unwrap(), expected.to_string());
             }
-            Err(_) => prop_assert!(is_odd, "an ordinary object takes the long way"),
+            Err(_) => prop_assert!(is_odd, "the fast path must support an ordinary object"),
         }
     }
 

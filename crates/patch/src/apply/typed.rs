@@ -1,5 +1,5 @@
-//! A value beside its schema: what each part of it is, how list items are told apart, whether the value
-//! fits, and which fields it sets.
+//! A value with its schema: how to walk it, the keys of list items, validation, and the set of fields
+//! it has. Counterpart: `typed.TypedValue` in structured-merge-diff.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::field_set::{PathElement, Set};
 use crate::go;
 
-/// The schema of one value. Cheap to copy.
+/// The schema of a value. Cheap to copy.
 #[derive(Clone, Copy)]
 pub(crate) struct Typed<'t> {
     table: &'t Table,
@@ -20,15 +20,15 @@ pub(crate) struct Typed<'t> {
 enum TypeRef<'t> {
     Type(&'t Type),
     Shape(&'t Shape),
-    /// No schema: the value says what it is, and maps are tracked key by key.
+    /// No schema: the type is deduced from the value, and maps are tracked by key.
     Deduced,
 }
 
-/// How a value is to be walked.
+/// How to walk a value.
 #[derive(Clone, Copy)]
 pub(crate) enum Atom<'t> {
     Scalar(Scalar),
-    /// One value whatever is inside.
+    /// A single value regardless of its content.
     Opaque,
     List {
         item: Typed<'t>,
@@ -45,7 +45,7 @@ pub(crate) enum Scalar {
     Any,
 }
 
-/// What an object may hold.
+/// The schema of an object's members.
 #[derive(Clone, Copy)]
 pub(crate) struct Fields<'t> {
     table: &'t Table,
@@ -61,7 +61,7 @@ impl<'t> Typed<'t> {
         Typed { table, type_ref: TypeRef::Type(table.get(ty)) }
     }
 
-    /// `value` matters only where there is no schema.
+    /// How to walk `value`. Without a schema, this depends on the value itself.
     pub fn atom(self, value: &Value) -> Atom<'t> {
         let at = |type_ref| Typed { table: self.table, type_ref };
         let of = |ty: &'t Type| {
@@ -103,7 +103,7 @@ impl<'t> Typed<'t> {
         }
     }
 
-    /// Whether the value alone decides how it is walked.
+    /// Whether there is no schema, so that only the value determines how it is walked.
     pub fn is_deduced(self) -> bool {
         match self.type_ref {
             TypeRef::Deduced => true,
@@ -115,7 +115,7 @@ impl<'t> Typed<'t> {
         }
     }
 
-    /// What tells an item apart from the others of its list.
+    /// The path element that identifies an item in its list.
     pub fn item_key(self, kind: &ListType, item: &Value) -> Result<PathElement, String> {
         let keys = match kind {
             ListType::Atomic => return Err("invalid indexing of non-associative list".to_owned()),
@@ -162,12 +162,13 @@ impl<'t> Typed<'t> {
 }
 
 impl<'t> Fields<'t> {
-    /// The schema of one field. What no schema names is tracked as it comes; `validate` refuses it before.
+    /// The schema of a field. Undeclared fields are treated as deduced; `validate` rejects them
+    /// earlier.
     pub fn child(&self, name: &str) -> Typed<'t> {
         self.field_type(self.declared(name))
     }
 
-    /// What a member is that is declared like this, or not at all.
+    /// The schema of a member with this declaration, or without one.
     pub fn field_type(&self, declared: Option<&'t Field>) -> Typed<'t> {
         let type_ref = declared.map(|field| TypeRef::Shape(&field.shape)).or(self.rest);
         Typed { table: self.table, type_ref: type_ref.unwrap_or(TypeRef::Deduced) }
@@ -178,7 +179,7 @@ impl<'t> Fields<'t> {
     }
 }
 
-/// Checks that a value fits its schema; an error text is one line, or several after `errors:`.
+/// Validates a value. The error is a single line, or a list after `errors:`.
 pub(crate) fn validate(typed: Typed, value: &Value, duplicates: bool) -> Result<(), String> {
     let mut errors = Vec::new();
     check(typed, value, duplicates, &mut Path::default(), &mut errors);
@@ -189,7 +190,7 @@ pub(crate) fn validate(typed: Typed, value: &Value, duplicates: bool) -> Result<
     }
 }
 
-/// The steps to where `check` is.
+/// The path to the value that `check` visits.
 #[derive(Default)]
 struct Path {
     steps: Vec<String>,
@@ -270,14 +271,14 @@ fn scalar_error(scalar: Scalar, value: &Value) -> Option<String> {
     }
 }
 
-/// The fields a value sets.
+/// The set of fields that a value has.
 pub(crate) fn field_set(typed: Typed, value: &Value) -> Set {
     let mut set = Set::default();
     collect(typed, value, &mut set);
     set
 }
 
-/// Adds what is below `value` and says whether the path to it belongs to the set itself.
+/// Adds the fields below `value`. Returns whether the path to it is itself a member.
 fn collect(typed: Typed, value: &Value, set: &mut Set) -> bool {
     match (typed.atom(value), value) {
         (Atom::Opaque | Atom::Scalar(_), _) | (Atom::List { kind: ListType::Atomic, .. }, _) => true,
@@ -287,7 +288,7 @@ fn collect(typed: Typed, value: &Value, set: &mut Set) -> bool {
             items_by_key.sort_by(|a, b| a.0.cmp(&b.0));
             for same in items_by_key.chunk_by(|a, b| a.0 == b.0) {
                 let mut below = Set::default();
-                // Items that cannot be told apart are owned together.
+                // Items with duplicate keys are owned together.
                 if let [(_, value)] = same {
                     collect(item, value, &mut below);
                 }
@@ -310,10 +311,11 @@ fn collect(typed: Typed, value: &Value, set: &mut Set) -> bool {
     }
 }
 
-/// An object of the type with nothing set: what upstream's empty struct looks like in JSON.
+/// The zero value of a type: the JSON form of upstream's empty struct.
 ///
-/// Ownership of a new object is worked out against it, so that a struct that is always there (`spec`) is
-/// not owned itself, only what is in it. Types without a protobuf form have no such struct.
+/// The ownership of a new object is its difference from this value. A struct that is always serialized
+/// (`spec`) is therefore not owned itself, only its content. Types without a protobuf form have no such
+/// struct.
 pub(crate) fn zero(table: &Table, ty: TypeId) -> Value {
     zero_of(table, table.get(ty), 0)
 }
@@ -321,7 +323,7 @@ pub(crate) fn zero(table: &Table, ty: TypeId) -> Value {
 fn zero_of(table: &Table, ty: &Type, depth: usize) -> Value {
     let fields = ty.fields.iter().filter(|field| field.tag != 0 && !field.pointer).filter_map(|field| {
         let value = match &field.shape {
-            // The bound only guards against a table that nests a type in itself.
+            // The limit only guards against a schema with recursive types.
             Shape::Struct(id) if depth < 16 => zero_of(table, table.get(*id), depth + 1),
             _ if !field.always_present => return None,
             Shape::String => Value::from(""),

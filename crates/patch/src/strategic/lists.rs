@@ -1,7 +1,6 @@
-//! Lists in a strategic merge patch: merged by key or as sets, and put in order.
+//! Lists in a strategic merge patch: merging by key or as sets, and ordering.
 //!
-//! Items are found through an index of their keys rather than by search, so that a long list in a patch
-//! costs no more than its length.
+//! Items are looked up in an index by key, so the cost is linear in the length of the list.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,7 +13,7 @@ use super::{
 };
 use crate::go;
 
-/// Merges the lists whose order the patch sets and returns their names.
+/// Merges the lists that have a `$setElementOrder` directive and returns their names.
 pub(super) fn merge_ordered<'t, 'p>(
     table: &'t Table,
     level: Level<'t>,
@@ -49,8 +48,8 @@ pub(super) fn merge_ordered<'t, 'p>(
     Ok(done)
 }
 
-/// The server's order for a list whose order is set: as upstream has it, new items stand at its end as far as
-/// deleted ones made room.
+/// The server's order of a list with `$setElementOrder`. As upstream has it, new items are appended to
+/// it only as far as deleted items have made room.
 fn restore_deleted_items(old: Vec<Value>, new: &[Value], merge_key: &str) -> Vec<Value> {
     let directive = |word: &str| new.iter().any(|item| item.get(PATCH).is_some_and(|found| found == word));
     if !directive("delete") || directive("replace") {
@@ -69,7 +68,7 @@ fn restore_deleted_items(old: Vec<Value>, new: &[Value], merge_key: &str) -> Vec
     order
 }
 
-/// Merges one list field.
+/// Merges a list field.
 pub(super) fn merge_field<'t>(
     table: &'t Table,
     meta: &Meta<'t>,
@@ -100,7 +99,7 @@ enum ItemType {
     Scalars,
 }
 
-/// All items must be of one type, and none a list.
+/// The common type of the items. Different types and nested lists are errors.
 fn item_type(old: &[Value], new: &[Value]) -> MergeResult<ItemType> {
     let mut items = old.iter().chain(new);
     let first = items.next().ok_or_else(|| internal("no elements in any of the given slices"))?;
@@ -125,7 +124,7 @@ fn union(old: Vec<Value>, new: &[Value], merge_key: &str) -> MergeResult<Vec<Val
     in_order(both, new, &old, merge_key)
 }
 
-/// Carries out the items that are directives; returns the remaining list and the remaining changes.
+/// Executes the items that are directives. Returns the remaining list and the remaining patch items.
 fn directives(mut old: Vec<Value>, new: &[Value], merge_key: &str) -> MergeResult<(Vec<Value>, Vec<Value>)> {
     let mut changes = Vec::new();
     let mut deleted = HashSet::new();
@@ -185,7 +184,8 @@ fn merge_items<'t>(
     Ok(items)
 }
 
-/// Sorts the items named in `order` by it and weaves in the others where the server's order had them.
+/// Sorts the items in `order` accordingly and inserts the others at their positions in the server's
+/// order.
 fn in_order(
     merged: Vec<Value>,
     order: &[Value],
@@ -230,7 +230,7 @@ fn in_order(
     Ok(sorted)
 }
 
-/// The patch's items must stand in the order that the patch sets, and be part of it.
+/// Checks that the patch's items are in the order of `$setElementOrder` and a subset of it.
 fn check_order(new: &[Value], order: &[Value], merge_key: &str) -> MergeResult<()> {
     if new.is_empty() || order.is_empty() {
         return Ok(());

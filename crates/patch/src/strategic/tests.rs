@@ -5,7 +5,7 @@ use super::{StrategicError, strategic};
 use crate::json_patch::tests::any_json;
 use crate::test_schema::{table, thing};
 
-/// Patches `spec`.
+/// Applies a patch to `spec`.
 #[track_caller]
 fn check(spec: Value, patch: Value, want: Value) {
     let mut doc = json!({"spec": spec});
@@ -208,7 +208,7 @@ fn merges_long_lists_in_linear_time() {
     assert_eq!(doc["spec"]["containers"].as_array().map(Vec::len), Some(75_000));
 }
 
-/// Something like a `Thing`, or a patch of one: mostly of the right shape.
+/// An arbitrary `Thing` or a patch of one, mostly with valid types.
 fn any_thing() -> impl Strategy<Value = Value> {
     let pair = ("[ab]", prop::option::of("[xy]"), prop::option::of("delete|replace|merge"));
     let item = pair.prop_map(|(name, image, directive)| {
