@@ -1,17 +1,18 @@
-//! What to change in the kernel, all of it or nothing.
+//! A transaction of changes to an nftables table. The kernel applies all of it or nothing.
 
 use crate::{BaseChain, Key, Name, Rule, Set, Verdict};
 
-/// One change. Sets and chains that an element or a rule names have been made by then.
+/// One change. Commands come in an order in which the chains and sets that a rule or an element
+/// references exist already.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command {
-    /// Makes the table anew, empty, whether there is one or not.
+    /// Creates the table empty, and deletes an existing one first.
     RecreateTable,
-    /// Removes the table, whether there is one or not.
+    /// Deletes the table. Succeeds if it does not exist.
     DeleteTable,
     AddSet(Name, Set),
     AddChain(Name, Option<BaseChain>),
-    /// Empties a chain.
+    /// Deletes all rules of a chain.
     FlushChain(Name),
     AddRule(Name, Rule),
     AddElements(Name, Vec<(Key, Option<Verdict>)>),
@@ -20,7 +21,7 @@ pub enum Command {
     DeleteSet(Name),
 }
 
-/// Changes in an order in which the kernel takes them.
+/// A list of changes in an order that the kernel accepts.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     pub commands: Vec<Command>,
@@ -31,7 +32,7 @@ impl Batch {
         self.commands.is_empty()
     }
 
-    /// Removes the table.
+    /// A batch that deletes the table.
     pub fn delete_table() -> Batch {
         Batch { commands: vec![Command::DeleteTable] }
     }

@@ -1,8 +1,10 @@
-//! Tables of other programs: which of their chains drop packets of pods, and how these packets are accepted there.
+//! Tables of other programs: detects chains that drop packets of pods, and encodes rules that accept
+//! these packets.
 //!
-//! A packet passes the base chains of all tables, and each of them can drop it, whatever the others accept. So where
-//! Docker, ufw or firewalld drop, an accepting rule must be in their chain. [`plan`] decides, [`accept`] and [`remove`]
-//! encode. The rules are such as iptables can list. Pure: see `proxy::host_firewall` for who applies it.
+//! A packet passes the base chains of all tables, and each of them can drop it, whatever the others
+//! decide. If Docker, ufw or firewalld drops, the accepting rule must be in its own chain.
+//! [`plan_chain`] decides; [`accept`] and [`remove`] encode. The rules are restricted to what iptables
+//! can list. Does no I/O: `proxy::host_firewall` applies the batches.
 
 mod parse;
 
@@ -13,10 +15,10 @@ use crate::wire::{APPEND, CREATE, DUMP, Writer};
 use crate::{Field, Hook, IpFamily, IpNet, MatchValue, Statement, Verdict};
 pub use parse::{chain, rule};
 
-/// What our jumps are commented with, in the tables of others.
+/// The comment of our jump rules in tables of other programs, as a userdata TLV.
 const COMMENT: &[u8] = b"\x00\x06skiff\x00";
 
-/// The family of a table.
+/// The address family of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Family {
     Inet,
@@ -37,7 +39,7 @@ impl Family {
         [Family::Inet, Family::Ip, Family::Ip6].into_iter().find(|family| family.number() == number)
     }
 
-    /// The family of what a message of nftables is about.
+    /// The family of the object that an nftables message describes.
     pub fn of_message(message: &crate::wire::Message<'_>) -> Option<Family> {
         Family::of(message.family()?)
     }
@@ -59,39 +61,39 @@ impl Family {
     }
 }
 
-/// A chain of some table.
+/// A chain of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chain {
     pub family: Family,
     pub table: String,
     pub name: String,
-    /// Of a base chain that filters.
+    /// Set only for base chains of type filter.
     pub hook: Option<Hook>,
-    /// Whether it drops what none of its rules decides about.
+    /// Whether the policy of the base chain is drop.
     pub policy_drops: bool,
 }
 
-/// A rule of some chain.
+/// A rule of a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     pub handle: u64,
     pub expressions: Vec<Expression>,
 }
 
-/// A part of a rule, as far as it matters here.
+/// An expression of a rule, as far as the analysis needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expression {
-    /// Goes on if this byte range of the network header, under a mask, has this value.
+    /// Matches if these bytes of the network header, after applying the mask, equal the value.
     NetworkHeader {
         offset: u32,
         mask: Vec<u8>,
         value: Vec<u8>,
     },
-    /// Goes on for packets of this family.
+    /// Matches packets of this family.
     Family(IpFamily),
-    /// Goes on if something else holds.
+    /// Any other condition.
     OtherMatch,
-    /// Counts, or logs.
+    /// A counter or log expression, which does not affect the verdict.
     NonTerminal,
     Verdict(Verdict),
     Reject,
@@ -101,7 +103,7 @@ pub enum Expression {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DroppingChain {
     pub chain: Chain,
-    /// The rule that drops; the chain's policy where there is none.
+    /// The handle of the rule that drops; `None` if the chain's policy does.
     pub handle: Option<u64>,
 }
 
@@ -121,25 +123,25 @@ impl fmt::Display for DroppingChain {
     }
 }
 
-/// What to do about one chain.
+/// What to do with a chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChainAction {
-    /// Packets of pods are accepted, or nothing drops them.
+    /// Packets of pods are accepted already, or nothing drops them.
     Nothing,
-    /// Our rules are missing.
+    /// The accepting rules must be added.
     Accept { has_jump: bool },
-    /// It is none of those that we may change.
+    /// The chain drops, but belongs to no known program, so it must not be modified.
     Report(DroppingChain),
 }
 
 impl Chain {
-    /// Whether this may be a chain that drops packets of pods.
+    /// Whether this is a filter chain outside our table that pod traffic passes.
     pub fn is_filter(&self, own_table: &str) -> bool {
         let is_own = self.family == Family::Inet && self.table == own_table;
         matches!(self.hook, Some(Hook::Input | Hook::Forward)) && !is_own
     }
 
-    /// Whether it belongs to iptables, and so to Docker and ufw, or to firewalld.
+    /// Whether the chain belongs to iptables (and so to Docker or ufw) or to firewalld.
     fn is_known(&self) -> bool {
         match self.family {
             Family::Ip | Family::Ip6 => self.table == "filter" && ["FORWARD", "INPUT"].contains(&&*self.name),
@@ -149,13 +151,14 @@ impl Chain {
         }
     }
 
-    /// The chain of ours beside it.
+    /// The name of our accepting chain in the same table.
     pub fn accept_chain_name(&self) -> &'static str {
         if self.hook == Some(Hook::Forward) { "SKIFF-FORWARD" } else { "SKIFF-INPUT" }
     }
 }
 
-/// Decides about a chain with these rules. `has_chain` says whether there is a chain of ours in the same table.
+/// Decides what to do with a chain that has these rules. `has_chain`: our accepting chain exists in the
+/// same table.
 pub fn plan_chain(chain: &Chain, rules: &[Rule], has_chain: bool, pods: &[IpNet]) -> ChainAction {
     let accept_jump = Expression::Verdict(Verdict::Jump(chain.accept_chain_name().into()));
     let has_jump = rules.iter().any(|rule| rule.expressions.contains(&accept_jump));
@@ -167,7 +170,8 @@ pub fn plan_chain(chain: &Chain, rules: &[Rule], has_chain: bool, pods: &[IpNet]
     }
 }
 
-/// What in a chain may drop packets of pods. In chains of a known program every rule may, since each leads to many.
+/// What in a chain may drop packets of pods. In chains of known programs every rule counts, because it
+/// may jump to many others that are not analyzed.
 fn find_drop(chain: &Chain, rules: &[Rule], pods: &[IpNet]) -> Option<DroppingChain> {
     let mut left: Vec<&IpNet> = pods.iter().filter(|net| chain.family.has(net)).collect();
     let found = |handle| Some(DroppingChain { chain: chain.clone(), handle });
@@ -188,7 +192,7 @@ impl Rule {
             && self.expressions.iter().any(is_drop)
     }
 
-    /// Whether it accepts everything that comes from this network.
+    /// Whether the rule accepts all packets from this network.
     fn accepts(&self, net: &IpNet) -> bool {
         let accept = Expression::Verdict(Verdict::Accept);
         self.expressions.contains(&accept)
@@ -201,7 +205,7 @@ impl Rule {
     }
 }
 
-/// Whether all addresses of the network are among the sources that this compares with.
+/// Whether the compared bytes are the source address and match every address of the network.
 fn is_source(net: &IpNet, offset: u32, mask: &[u8], value: &[u8]) -> bool {
     let (expected, bytes) = match net.first() {
         std::net::IpAddr::V4(first) => (12, first.octets().to_vec()),
@@ -213,14 +217,14 @@ fn is_source(net: &IpNet, offset: u32, mask: &[u8], value: &[u8]) -> bool {
         && mask.iter().zip(value).zip(&bytes).all(|((mask, value), byte)| byte & mask == *value)
 }
 
-/// A request for all chains.
+/// Encodes a request for all chains.
 pub fn list_chains() -> Vec<u8> {
     let mut out = Writer::starting_at(1);
     out.message(SUBSYS_NFTABLES << 8 | message::GET_CHAIN, DUMP, (0, 0), |_| {});
     out.bytes
 }
 
-/// A request for the rules of a chain.
+/// Encodes a request for the rules of a chain.
 pub fn list_rules(chain: &Chain) -> Vec<u8> {
     let mut out = Writer::starting_at(1);
     out.message(SUBSYS_NFTABLES << 8 | message::GET_RULE, DUMP, (chain.family.number(), 0), |out| {
@@ -230,7 +234,8 @@ pub fn list_rules(chain: &Chain) -> Vec<u8> {
     out.bytes
 }
 
-/// A batch that accepts packets of pods in a chain. `has_jump` says whether the chain has a jump to ours already.
+/// Encodes a batch that accepts packets of pods in a chain. `has_jump`: the chain jumps to our
+/// accepting chain already.
 pub fn accept(chain: &Chain, has_jump: bool, pods: &[IpNet], masquerade: u32) -> crate::netlink::Encoded {
     let own = chain.accept_chain_name();
     batch(|out| {
@@ -251,7 +256,7 @@ pub fn accept(chain: &Chain, has_jump: bool, pods: &[IpNet], masquerade: u32) ->
         }
         if !has_jump {
             let jump = expressions(chain.family.number(), &[Statement::jump(&own.into())]);
-            // At the beginning: what comes after it may drop.
+            // Inserted at the beginning of the chain, before any rule that may drop.
             message(message::NEW_RULE, CREATE, &|out| {
                 out.text(2, &chain.name);
                 out.nested(4, |out| out.bytes.extend(&jump));
@@ -261,7 +266,8 @@ pub fn accept(chain: &Chain, has_jump: bool, pods: &[IpNet], masquerade: u32) ->
     })
 }
 
-/// From pods to this machine; from and to pods through it, and what this machine masquerades for a Service.
+/// The rules of our accepting chain. Input: packets from pods. Forward: packets from and to pods, and
+/// packets that were marked for masquerading because of a Service.
 fn accept_rules(chain: &Chain, pods: &[IpNet], masquerade: u32) -> Vec<crate::Rule> {
     let is_forward = chain.hook == Some(Hook::Forward);
     let mut rules = Vec::new();
@@ -279,7 +285,8 @@ fn accept_rules(chain: &Chain, pods: &[IpNet], masquerade: u32) -> Vec<crate::Ru
     rules
 }
 
-/// A batch that takes these jumps out of a chain, and our chain out of its table where `has_chain`.
+/// Encodes a batch that removes our jump rules from a chain and, if `has_chain`, deletes our accepting
+/// chain.
 pub fn remove(chain: &Chain, rules: &[Rule], has_chain: bool) -> Option<crate::netlink::Encoded> {
     let own = chain.accept_chain_name();
     let jump = Expression::Verdict(Verdict::Jump(own.into()));
@@ -312,7 +319,7 @@ fn batch(fill: impl FnOnce(&mut Writer)) -> crate::netlink::Encoded {
     let mut out = Writer::starting_at(1);
     out.message(BATCH_BEGIN, 0, (0, SUBSYS_NFTABLES), |_| {});
     fill(&mut out);
-    // The end of a batch is not answered by kernels before 6.10, the last of its messages is.
+    // Kernels before 6.10 do not acknowledge the end of a batch, but the last message in it.
     let last = out.request_ack();
     out.message(BATCH_END, 0, (0, SUBSYS_NFTABLES), |_| {});
     crate::netlink::Encoded { bytes: out.bytes, first: 1, last }

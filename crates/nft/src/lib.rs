@@ -1,9 +1,12 @@
-//! Firewall rules as data: one nftables table, who asked for which part of it, and what to change in the kernel.
+//! A model of an nftables table: fragments with owners, and the batches of changes to make the kernel
+//! match.
 //!
-//! A [`Ruleset`] holds the parts that owners (Services, pods, ...) have asked for. Putting a part in or taking it
-//! out adds to a [`Batch`] exactly what changes, so the cost follows the change and not the table, and nothing has
-//! ever to be read back. A batch can be written as `nft` understands it ([`render`]) or as netlink messages
-//! ([`netlink`]); [`trace`] says where a packet goes, for tests. [`foreign`] is about tables of other programs. Pure: knows no Services, no sockets, no clock.
+//! A [`Ruleset`] holds the fragments that owners (Services, pods, ...) have put into it. Putting or
+//! removing a fragment adds exactly the differences to the next [`Batch`]. The cost depends on the size
+//! of the change and not of the table, and the table never has to be read back. A batch is encoded as
+//! netlink messages ([`netlink`]) or as `nft` syntax ([`render`]). [`trace`] evaluates the rules for a
+//! packet, for tests. [`foreign`] handles tables of other programs. Does not know Services, sockets or
+//! the clock.
 
 mod batch;
 pub mod foreign;

@@ -1,4 +1,4 @@
-//! The words rules are made of: what we need of nftables, no more.
+//! The objects of nftables that Skiff uses: chains, sets, rules and their statements.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use crate::IpNet;
 
-/// The name of a chain or a set: letters, digits, `/`, `-`, `_` and `.`, beginning with a letter.
+/// The name of a chain or a set: letters, digits, `/`, `-`, `_` and `.`, starting with a letter.
 pub type Name = Arc<str>;
-/// What an element of a set is found by; one atom for each field.
+/// The key of a set element, with one value per field.
 pub type Key = Vec<MatchValue>;
-/// One rule: its statements are done in order, until one does not match or decides.
+/// A rule: statements that are evaluated in order until one does not match or is a verdict.
 pub type Rule = Vec<Statement>;
 
-/// A family of addresses.
+/// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum IpFamily {
     V4,
@@ -27,7 +27,7 @@ impl IpFamily {
         if address.is_ipv6() { IpFamily::V6 } else { IpFamily::V4 }
     }
 
-    /// The type of its addresses.
+    /// The data type of this family's addresses.
     pub fn address(self) -> DataType {
         match self {
             IpFamily::V4 => DataType::V4,
@@ -54,7 +54,7 @@ impl Proto {
     }
 }
 
-/// What can be asked of a packet.
+/// A packet field that rules can match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Field {
     Source(IpFamily),
@@ -62,27 +62,27 @@ pub enum Field {
     /// The transport protocol.
     Proto,
     DestinationPort,
-    /// The family of the packet.
+    /// The address family of the packet (`meta nfproto`).
     Family,
-    /// The name of the link that the packet came in by.
+    /// The name of the input interface (`iifname`).
     Link,
 }
 
-/// One value, or several that lie together.
+/// A single value, a network or a port range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MatchValue {
     Address(IpAddr),
     Net(IpNet),
     Proto(Proto),
     Port(u16),
-    /// From and to, both included.
+    /// First and last port, both inclusive.
     Ports(u16, u16),
     Family(IpFamily),
-    /// Of 15 bytes at most.
+    /// An interface name of at most 15 bytes.
     Link(&'static str),
 }
 
-/// The type of a field of a set.
+/// The data type of a set key field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DataType {
     V4,
@@ -91,7 +91,7 @@ pub enum DataType {
     Port,
 }
 
-/// Where a packet goes next.
+/// The verdict of a rule or map element.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
     Accept,
@@ -101,58 +101,58 @@ pub enum Verdict {
     Goto(Name),
 }
 
-/// A part of a rule.
+/// One statement of a rule.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Statement {
-    /// Goes on if the field has one of these values, or, with `not`, none of them.
+    /// Matches if the field has one of these values, or, with `not`, none of them.
     Match {
         field: Field,
         not: bool,
         any: Vec<MatchValue>,
     },
-    /// Goes on if the fields together are an element of a set.
+    /// Matches if the concatenated fields are an element of a set.
     InSet {
         fields: Vec<Field>,
         set: Name,
     },
-    /// Goes on if the address is one of this machine's.
+    /// Matches if the address belongs to this node.
     SourceIsLocal,
     DestinationIsLocal,
-    /// Goes on if the connection is not known yet.
+    /// Matches packets of new connections.
     StateNew,
-    /// Goes on if the connection is known, or belongs to one that is.
+    /// Matches packets of established and related connections.
     StateEstablished,
-    /// Goes on if the connection's destination was changed.
+    /// Matches if the destination of the connection was changed (`ct status dnat`).
     IsDnat,
-    /// Goes on if a bit of the mark is set.
+    /// Matches if this bit of the packet mark is set.
     HasMark(u32),
-    /// Sets a bit of the mark.
+    /// Sets this bit of the packet mark.
     SetMark(u32),
-    /// Clears a bit of the mark that is set.
+    /// Clears this bit of the packet mark. The bit must be set, because the encoding is XOR.
     ClearMark(u32),
-    /// Goes where a map says, or on if it says nothing.
+    /// Looks up a verdict map. Without a matching element the rule goes on.
     Lookup {
         fields: Vec<Field>,
         map: Name,
     },
-    /// Goes to one of these at random, all alike.
+    /// Takes one of these verdicts at random, with equal probability.
     RandomVerdict(Vec<Verdict>),
-    /// Changes the destination to one of these at random, all alike, and accepts. The rule must have asked for a
-    /// protocol before.
+    /// DNAT to one of these endpoints at random, with equal probability. The rule must match a
+    /// transport protocol before.
     Dnat(Vec<SocketAddr>),
-    /// Changes the source to this machine's address on the way out, and accepts.
+    /// Source NAT to the address of the outgoing interface.
     Masquerade,
-    /// Puts the source into a set, or renews it there.
+    /// Adds the source address to a dynamic set, or resets its timeout.
     AddSourceToSet {
         set: Name,
         ip: IpFamily,
     },
     Verdict(Verdict),
-    /// Drops, and tells the sender.
+    /// Drops the packet and sends an ICMP error to the sender.
     Reject,
 }
 
-/// Makes a rule, for readability.
+/// Creates a rule from an array of statements.
 pub fn rule<const N: usize>(statements: [Statement; N]) -> Rule {
     statements.into()
 }
@@ -179,14 +179,14 @@ impl Statement {
     }
 }
 
-/// What a base chain does.
+/// The type of a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ChainType {
     Filter,
     Nat,
 }
 
-/// Where on its way a packet meets a base chain.
+/// The netfilter hook of a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hook {
     Prerouting,
@@ -196,7 +196,7 @@ pub enum Hook {
     Postrouting,
 }
 
-/// How a chain hangs in the kernel.
+/// Type, hook and priority of a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BaseChain {
     pub chain_type: ChainType,
@@ -204,15 +204,15 @@ pub struct BaseChain {
     pub priority: i32,
 }
 
-/// What a set is like, apart from its elements.
+/// The definition of a set without its elements.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Set {
     pub key: Vec<DataType>,
-    /// Elements lead somewhere.
+    /// The set is a verdict map.
     pub is_verdict_map: bool,
-    /// Elements may be networks and ranges.
+    /// Elements may be networks and port ranges (`flags interval`).
     pub ranges: bool,
-    /// Packets add elements, which stay for this many seconds.
+    /// The set is dynamic: packets add elements, which expire after this many seconds.
     pub timeout_seconds: Option<u32>,
 }
 
@@ -226,13 +226,13 @@ impl Set {
     }
 }
 
-/// A part of the table: what one owner asks for.
+/// The part of the table that belongs to one owner.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fragment {
     pub base_chains: BTreeMap<Name, BaseChain>,
     pub chains: BTreeMap<Name, Vec<Rule>>,
     pub sets: BTreeMap<Name, Set>,
-    /// By set and key, where they lead.
+    /// The elements by set and key. Those of verdict maps have a verdict.
     pub elements: BTreeMap<(Name, Key), Option<Verdict>>,
 }
 

@@ -1,10 +1,10 @@
-//! A network: an address and how many of its bits count.
+//! IP networks in CIDR notation.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-/// A network of either family. Bits that do not count are always zero.
+/// A network of either family. The host bits are always zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct IpNet {
     first: IpAddr,
@@ -12,7 +12,8 @@ pub struct IpNet {
 }
 
 impl IpNet {
-    /// The network of this many bits that `address` is in; `None` where the family has fewer bits.
+    /// The network with this prefix length that contains `address`; `None` if the length exceeds the
+    /// address.
     pub fn new(address: IpAddr, bits: u8) -> Option<IpNet> {
         let first = match address {
             IpAddr::V4(v4) if bits <= 32 => {
@@ -64,13 +65,13 @@ impl From<IpAddr> for IpNet {
     }
 }
 
-/// What is no network.
+/// The error for a malformed network.
 #[derive(Debug, PartialEq)]
 pub struct ParseIpNetError;
 
 impl fmt::Display for ParseIpNetError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not a network such as 10.0.0.0/8")
+        f.write_str("not a CIDR such as 10.0.0.0/8")
     }
 }
 

@@ -1,4 +1,4 @@
-//! A batch as the messages the kernel takes, without any program in between.
+//! Encodes a batch as nfnetlink messages, so that no `nft` program is needed.
 
 mod expressions;
 mod slots;
@@ -11,16 +11,16 @@ use expressions::rule;
 pub use slots::EndpointSlots;
 use slots::SlotRange;
 
-/// The part of netfilter that is meant.
+/// NFNL_SUBSYS_NFTABLES.
 pub const SUBSYS_NFTABLES: u16 = 10;
-/// The family of tables for both kinds of addresses.
+/// NFPROTO_INET: tables for both address families.
 pub const INET: u8 = 1;
 pub(crate) const BATCH_BEGIN: u16 = 0x10;
 pub(crate) const BATCH_END: u16 = 0x11;
-/// How many bytes of elements go into one message: an attribute has room for 64 KiB.
+/// The most bytes of elements in one message. The length of a netlink attribute is limited to 64 KiB.
 const MAX_ELEMENTS_BYTES: usize = 48 * 1024;
 
-/// Kinds of messages.
+/// The nftables message types (`NFT_MSG_*`).
 pub mod message {
     pub const NEW_TABLE: u16 = 0;
     pub const DELETE_TABLE: u16 = 2;
@@ -36,7 +36,7 @@ pub mod message {
     pub const DELETE_ELEMENTS: u16 = 14;
 }
 
-/// Flags of sets.
+/// Set flags (`NFT_SET_*`).
 mod flag {
     pub const ANONYMOUS: u32 = 0x1;
     pub const CONSTANT: u32 = 0x2;
@@ -46,17 +46,18 @@ mod flag {
     pub const DYNAMIC: u32 = 0x20;
 }
 
-/// What marks a map that leads to chains.
+/// The data type of verdict maps (NFT_DATA_VERDICT).
 const VERDICT_TYPE: u32 = 0xffff_ff00;
-/// What `nft list` knows types by; the kernel does not look at them.
+/// Data types of `nft list`. The kernel does not interpret them.
 const INTEGER_TYPE: u32 = 4;
 const IFNAME_TYPE: u32 = 41;
-/// How many bytes the name of a link has.
+/// The size of an interface name (IFNAMSIZ).
 const LINK_NAME_BYTES: usize = 16;
-/// Tells `nft list` which end of the numbers in a set, or of names, comes first.
+/// Set userdata that marks keys as host byte order for `nft list`.
 const USERDATA_HOST_ENDIAN: [u8; 6] = [0, 4, 1, 0, 0, 0];
 
-/// The bytes of a batch for the table `inet <table>`, and the number of the message whose answer is the last one.
+/// An encoded batch for the table `inet <table>`, with the sequence numbers of its first message and of
+/// the one that is acknowledged last.
 #[derive(Debug)]
 pub struct Encoded {
     pub bytes: Vec<u8>,
@@ -64,8 +65,9 @@ pub struct Encoded {
     pub last: u32,
 }
 
-/// Encodes a batch that has at least one command. `slots` is what batches before this one have taken of the maps of
-/// endpoints; it must be that of a kernel which has taken them all, or the batch must make the table anew.
+/// Encodes a batch that has at least one command. `slots` is the allocation state of the endpoint maps.
+/// It must be from a table to which all earlier batches were applied, unless the batch recreates the
+/// table.
 pub fn encode(table: &str, batch: &Batch, slots: &mut EndpointSlots) -> Encoded {
     slots.begin_batch();
     let mut out = Encoder { family: INET, table, out: Writer::starting_at(1), sets: 0, slots };
@@ -74,7 +76,7 @@ pub fn encode(table: &str, batch: &Batch, slots: &mut EndpointSlots) -> Encoded 
     for command in &batch.commands {
         out.command(command);
     }
-    // The end of a batch is not answered by kernels before 6.10, the last of its messages is.
+    // Kernels before 6.10 do not acknowledge the end of a batch, but the last message in it.
     let last = out.out.request_ack();
     out.out.message(BATCH_END, 0, of_batch, |_| {});
     Encoded { bytes: out.out.bytes, first: 1, last }
@@ -84,19 +86,19 @@ struct Encoder<'a> {
     family: u8,
     table: &'a str,
     out: Writer,
-    /// How many sets have been made in this batch.
+    /// The number of sets created in this batch, used as set IDs.
     sets: u32,
     slots: &'a mut EndpointSlots,
 }
 
-/// The expressions of a rule that needs no set, for a table of this family.
+/// Encodes the expressions of a rule that needs no sets, for a table of this family.
 pub(crate) fn expressions(family: u8, statements: &[crate::Statement]) -> Vec<u8> {
     let mut slots = EndpointSlots::default();
     let mut encoder = Encoder { family, table: "", out: Writer::default(), sets: 0, slots: &mut slots };
     rule(&mut encoder, &"".into(), statements)
 }
 
-/// A set without a name, made for one rule.
+/// An anonymous set, which belongs to one rule.
 struct AnonymousSet {
     id: u32,
     name: &'static str,
@@ -114,6 +116,7 @@ impl Encoder<'_> {
     fn command(&mut self, command: &Command) {
         match command {
             Command::RecreateTable => {
+                // Deleting a table that does not exist is an error, so it is created first.
                 self.message(message::NEW_TABLE, CREATE, |_| {});
                 self.message(message::DELETE_TABLE, 0, |_| {});
                 self.message(message::NEW_TABLE, CREATE, |_| {});
@@ -121,6 +124,7 @@ impl Encoder<'_> {
                 self.slots.begin_batch();
             }
             Command::DeleteTable => {
+                // Deleting a table that does not exist is an error, so it is created first.
                 self.message(message::NEW_TABLE, CREATE, |_| {});
                 self.message(message::DELETE_TABLE, 0, |_| {});
             }
@@ -150,7 +154,8 @@ impl Encoder<'_> {
         }
     }
 
-    /// Takes numbers for the endpoints of a rule in this chain, and makes the map they are in if need be.
+    /// Allocates slots for the endpoints of a rule in this chain, and creates the endpoint map if it is
+    /// new.
     fn allocate_slots(&mut self, chain: &Name, ip: IpFamily, count: usize) -> SlotRange {
         let slot_range = self.slots.allocate(chain, ip, count);
         if slot_range.is_new {
@@ -159,7 +164,7 @@ impl Encoder<'_> {
         slot_range
     }
 
-    /// Makes a map from numbers to endpoints.
+    /// Creates an endpoint map: slot number to address and port.
     fn add_endpoint_map(&mut self, slot_range: &SlotRange) {
         let address = slot_range.ip.address();
         let number = self.sets + 1;
@@ -176,7 +181,7 @@ impl Encoder<'_> {
         });
     }
 
-    /// The rules of a chain go, and with them the endpoints they lead to.
+    /// Frees the slots of a chain whose rules are deleted, and deletes the endpoints in them.
     fn free_slots(&mut self, chain: &Name) {
         for slot_range in self.slots.free(chain) {
             let elements = slot_range.numbers.clone().map(|number| boundary(&number.to_ne_bytes(), false));
@@ -224,7 +229,8 @@ impl Encoder<'_> {
         });
     }
 
-    /// Makes a set for one rule. `width` is that of its keys, `data` the type and width of what they lead to.
+    /// Adds an anonymous set. `key` is the type and width of its keys; `data`, for maps, that of its
+    /// values.
     fn add_anonymous_set(
         &mut self,
         key: (u32, u32),
@@ -257,7 +263,7 @@ impl Encoder<'_> {
         AnonymousSet { id, name }
     }
 
-    /// Sends elements, as many messages as they need.
+    /// Adds or deletes elements, split into as many messages as necessary.
     fn elements(
         &mut self,
         kind: u16,
@@ -283,7 +289,7 @@ impl Encoder<'_> {
     }
 }
 
-/// An element with where it leads.
+/// Encodes an element with its verdict.
 fn element(key: &Key, verdict: Option<&Verdict>) -> Vec<u8> {
     let mut out = Writer::default();
     out.nested(1, |out| {
@@ -295,7 +301,7 @@ fn element(key: &Key, verdict: Option<&Verdict>) -> Vec<u8> {
     out.bytes
 }
 
-/// One end of a range, as an element.
+/// Encodes a single key, or one end of an interval, as an element.
 fn boundary(key: &[u8], is_end: bool) -> Vec<u8> {
     let mut out = Writer::default();
     out.nested(1, |out| {
@@ -323,14 +329,14 @@ pub(crate) fn verdict_data(out: &mut Writer, verdict: &Verdict) {
     });
 }
 
-/// The fields of a key side by side, each filled up to four bytes.
+/// Concatenated key fields, each padded to four bytes.
 fn key_bytes(key: &[MatchValue]) -> Vec<u8> {
     let mut bytes = Vec::new();
     for value in key {
         bytes.extend(value_bytes(value));
         bytes.resize(bytes.len().next_multiple_of(4), 0);
     }
-    // A single field is as long as it is.
+    // A single field is not padded.
     if let [value] = key {
         bytes.truncate(value_bytes(value).len());
     }
@@ -385,7 +391,7 @@ fn type_number(kind: DataType) -> u32 {
     }
 }
 
-/// How many bytes a field has in a key of several.
+/// The width of a field in a concatenated key, in bytes.
 fn width(kind: DataType) -> u32 {
     match kind {
         DataType::V6 => 16,

@@ -1,4 +1,4 @@
-//! A batch as the text that `nft -f` reads.
+//! Renders a batch as input for `nft -f`.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use crate::{
     Statement, Verdict,
 };
 
-/// The batch for the table `inet <table>`.
+/// Renders the batch for the table `inet <table>`.
 pub fn render(table: &str, batch: &Batch) -> String {
     let mut out = String::new();
     for command in &batch.commands {
@@ -17,7 +17,7 @@ pub fn render(table: &str, batch: &Batch) -> String {
     out
 }
 
-// Writing to a String never fails, so results of `write!` are dropped throughout.
+// Writing to a String cannot fail, so the results of `write!` are ignored in this module.
 fn render_command(table: &str, command: &Command, out: &mut String) {
     let _ = match command {
         Command::RecreateTable => {
@@ -137,7 +137,7 @@ fn verdict_text(verdict: &Verdict) -> String {
     }
 }
 
-/// A rule as `nft` writes it.
+/// Renders a rule in `nft` syntax.
 pub fn rule_text(rule: &Rule) -> String {
     rule.iter().map(statement_text).collect::<Vec<_>>().join(" ")
 }

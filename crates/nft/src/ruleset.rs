@@ -1,11 +1,11 @@
-//! The whole table as it should be, and what of it the kernel has not been told yet.
+//! The desired content of the table, and which changes were not sent to the kernel yet.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::{BaseChain, Batch, Command, Fragment, Key, Name, Rule, Set, Verdict};
 
-/// One table, made of the parts its owners asked for. Chains and sets have one owner each; an element may be asked
-/// for by several, and then the first of them by name has it until it lets go.
+/// One table, composed of the fragments of its owners. A chain or set has exactly one owner. An element
+/// may be claimed by several owners; the first of them by name determines its verdict.
 #[derive(Debug, Default)]
 pub struct Ruleset {
     owned: HashMap<Name, OwnerState>,
@@ -14,11 +14,12 @@ pub struct Ruleset {
     sets: HashMap<Name, Set>,
     elements: HashMap<Name, HashMap<Key, Claims>>,
     pending: PendingChanges,
-    /// Chains that nothing leads to any more. Kernels before 6.2 need a moment until they believe it.
+    /// Chains that are no longer referenced. Kernels before 6.2 need some time before they allow the
+    /// deletion.
     stale: BTreeSet<Name>,
 }
 
-/// What an owner has in the table.
+/// The names of an owner's objects in the table.
 #[derive(Debug, Default)]
 struct OwnerState {
     chains: Vec<Name>,
@@ -26,10 +27,10 @@ struct OwnerState {
     elements: Vec<(Name, Key)>,
 }
 
-/// Who asks for an element and where it should lead, sorted.
+/// The owners of an element with the verdict each of them wants, sorted by owner.
 type Claims = Vec<(Name, Option<Verdict>)>;
 
-/// What was there before the first change that the kernel was not told of.
+/// The state of each changed object as the kernel has it: before the first change that was not sent.
 #[derive(Debug, Default)]
 struct PendingChanges {
     chains: BTreeMap<Name, Option<Vec<Rule>>>,
@@ -38,7 +39,7 @@ struct PendingChanges {
 }
 
 impl Ruleset {
-    /// Replaces all that `owner` has; an empty fragment takes it out.
+    /// Replaces everything that `owner` has in the table. An empty fragment removes it.
     pub fn put(&mut self, owner: &Name, fragment: Fragment) {
         let old = self.owned.remove(owner).unwrap_or_default();
         for name in old.chains.iter().filter(|name| !fragment.chains.contains_key(*name)) {
@@ -72,7 +73,7 @@ impl Ruleset {
         }
     }
 
-    /// Takes out every owner for whom `keep` does not hold.
+    /// Removes all owners for which `keep` returns false.
     pub fn retain(&mut self, keep: impl Fn(&str) -> bool) {
         let removed: Vec<Name> = self.owned.keys().filter(|owner| !keep(owner)).cloned().collect();
         for owner in removed {
@@ -80,10 +81,12 @@ impl Ruleset {
         }
     }
 
-    /// What has changed since the kernel was last told.
+    /// The changes since the last batch.
     pub fn changes(&mut self) -> Batch {
         let PendingChanges { chains, sets, elements } = std::mem::take(&mut self.pending);
         let mut batch = Batch::default();
+        // The order of commands follows the references: elements and rules go before the sets and
+        // chains that they reference, and come after them.
         let (removed, new) = self.changed_elements(elements);
         for (set, elements) in removed {
             batch.push(Command::DeleteElements(set, elements));
@@ -115,6 +118,7 @@ impl Ruleset {
                     batch.push(Command::AddChain(name.clone(), self.base_chains.get(name).copied()));
                 }
                 true => {}
+                // The chain is only emptied now. `changes_and_prune` deletes it later.
                 false => _ = self.stale.insert(name.clone()),
             }
         }
@@ -127,7 +131,8 @@ impl Ruleset {
         batch
     }
 
-    /// Like [`Ruleset::changes`], and chains that have been out of use for a while go too.
+    /// Like [`Ruleset::changes`], and deletes the stale chains first. Call it only when these have been
+    /// unused for some time.
     pub fn changes_and_prune(&mut self) -> Batch {
         let stale = std::mem::take(&mut self.stale);
         let reused: Vec<Name> =
@@ -140,7 +145,7 @@ impl Ruleset {
         batch
     }
 
-    /// Everything, from nothing.
+    /// A batch that recreates the table with all its content.
     pub fn full_batch(&mut self) -> Batch {
         self.pending = PendingChanges::default();
         self.stale.clear();
@@ -173,12 +178,12 @@ impl Ruleset {
         self.chains.get(name).map(Vec::as_slice)
     }
 
-    /// The chains that hang in the kernel.
+    /// The base chains.
     pub fn base_chains(&self) -> impl Iterator<Item = (&Name, &BaseChain)> {
         self.base_chains.iter()
     }
 
-    /// The elements of a set, each with where it leads.
+    /// The elements of a set with their verdicts.
     pub fn elements(&self, set: &str) -> impl Iterator<Item = (&Key, Option<&Verdict>)> {
         let elements = self.elements.get(set).into_iter().flatten();
         elements.filter_map(|(key, claims)| Some((key, claims.first()?.1.as_ref())))
@@ -188,7 +193,7 @@ impl Ruleset {
         Some(self.elements.get(set)?.get(key)?.first()?.1.as_ref())
     }
 
-    /// How many chains there are.
+    /// The number of chains.
     pub fn len(&self) -> usize {
         self.chains.len()
     }
@@ -245,7 +250,8 @@ impl Ruleset {
         }
     }
 
-    /// The elements to delete and to add, by set. One that leads elsewhere now is both.
+    /// The elements to delete and to add, by set. An element with a changed verdict is deleted and
+    /// added.
     fn changed_elements(
         &self,
         before: BTreeMap<(Name, Key), Option<Option<Verdict>>>,

@@ -1,39 +1,39 @@
-//! Netlink messages: a header, then attributes, which may hold attributes. Numbers of netfilter go over the wire big
-//! end first, those of netlink itself as the machine has them.
+//! Reads and writes netlink messages: a header, then attributes, which may be nested. Values of
+//! netfilter are in network byte order, those of netlink itself in host byte order.
 
-/// How long the header of a message is, and that of netfilter after it.
+/// The sizes of the netlink header and of the nfnetlink header that follows it.
 pub const HEADER_BYTES: usize = 16;
 const FAMILY_HEADER_BYTES: usize = 4;
 const NESTED_FLAG: u16 = 0x8000;
 
-/// Flags of requests.
+/// Request flags (`NLM_F_*`).
 pub const REQUEST: u16 = 0x1;
 pub const ACK: u16 = 0x4;
 pub const DUMP: u16 = 0x300;
 pub const CREATE: u16 = 0x400;
 pub const APPEND: u16 = 0x800;
 
-/// Types of answers.
+/// Message types of responses (`NLMSG_*`).
 pub const ERROR: u16 = 2;
 pub const DONE: u16 = 3;
 
-/// Messages in the making, one after the other.
+/// A buffer of consecutive messages that are being written.
 #[derive(Debug, Default)]
 pub struct Writer {
     pub bytes: Vec<u8>,
-    /// The number the next message gets.
+    /// The sequence number of the next message.
     pub sequence: u32,
-    /// Where the last message begins.
+    /// The offset of the last message.
     last: usize,
 }
 
 impl Writer {
-    /// Numbers messages from here on.
+    /// Starts with this sequence number.
     pub fn starting_at(sequence: u32) -> Writer {
         Writer { sequence, ..Writer::default() }
     }
 
-    /// Writes a message to netfilter; `fill` writes its attributes.
+    /// Writes an nfnetlink message. `fill` writes its attributes.
     pub fn message(&mut self, kind: u16, flags: u16, family: (u8, u16), fill: impl FnOnce(&mut Writer)) {
         let start = self.bytes.len();
         self.last = start;
@@ -51,7 +51,7 @@ impl Writer {
         self.sequence += 1;
     }
 
-    /// Asks for an answer to the last message. Returns its number.
+    /// Requests an acknowledgement of the last message. Returns its sequence number.
     pub fn request_ack(&mut self) -> u32 {
         let flags = &mut self.bytes[self.last + 6..self.last + 8];
         let with_ack = u16::from_ne_bytes([flags[0], flags[1]]) | ACK;
@@ -60,7 +60,8 @@ impl Writer {
     }
 
     pub fn attribute(&mut self, kind: u16, value: &[u8]) {
-        // Names are limited and lists are cut, so nothing here comes near the limit of an attribute.
+        // Names have a maximum length and element lists are split, so the value never comes near the
+        // limit.
         let length = u16::try_from(value.len() + 4).unwrap_or(u16::MAX);
         self.bytes.extend(length.to_ne_bytes());
         self.bytes.extend(kind.to_ne_bytes());
@@ -97,36 +98,36 @@ impl Writer {
     }
 }
 
-/// A message as it came.
+/// A received message.
 #[derive(Debug, PartialEq)]
 pub struct Message<'a> {
     pub kind: u16,
     pub sequence: u32,
-    /// The socket of who has asked for what this tells of.
+    /// The netlink port ID of the socket that made the request which this message is about.
     pub port: u32,
-    /// What follows the header of netlink.
+    /// The content after the netlink header.
     pub body: &'a [u8],
 }
 
 impl<'a> Message<'a> {
-    /// The number of an error, positive; 0 says that all is well.
+    /// The errno of an error message; 0 is an acknowledgement.
     pub fn error(&self) -> Option<i32> {
         let bytes = self.body.get(..4).filter(|_| self.kind == ERROR)?;
         Some(-i32::from_ne_bytes(bytes.try_into().ok()?))
     }
 
-    /// The family of a message of netfilter.
+    /// The address family in the nfnetlink header.
     pub fn family(&self) -> Option<u8> {
         self.body.first().copied()
     }
 
-    /// The attributes of a message of netfilter.
+    /// The attributes of an nfnetlink message.
     pub fn attributes(&self) -> impl Iterator<Item = (u16, &'a [u8])> + use<'a> {
         attributes(self.body.get(FAMILY_HEADER_BYTES..).unwrap_or_default())
     }
 }
 
-/// The messages in what was received; stops at the first that is cut off.
+/// The messages in a received buffer. Stops at the first one that is truncated.
 pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     std::iter::from_fn(move || {
         let number = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
@@ -139,7 +140,7 @@ pub fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
     })
 }
 
-/// The attributes in a value, without their flags.
+/// The attributes in a buffer. The flags of their types are removed.
 pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = usize::from(u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?));
@@ -150,7 +151,7 @@ pub fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// The value of one attribute.
+/// Finds the value of an attribute.
 pub fn attribute(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     attributes(bytes).find(|(found, _)| *found == kind).map(|(_, value)| value)
 }
@@ -181,7 +182,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever comes, reading it ends and does not panic.
+        /// Arbitrary input is parsed to the end without panics.
         #[test]
         fn malformed_messages_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             for message in messages(&bytes) {

@@ -1,16 +1,16 @@
-//! Chains and rules as the kernel lists them.
+//! Parses chains and rules from the kernel's netlink messages.
 
 use super::{Chain, Expression, Family, Rule};
 use crate::wire::{Message, attribute, attributes};
 use crate::{Hook, IpFamily, Verdict};
 
-/// The base of a load from the network header.
+/// NFT_PAYLOAD_NETWORK_HEADER.
 const NETWORK_HEADER_BASE: u32 = 1;
 const CMP_EQUAL: u32 = 0;
 const META_FAMILY: u32 = 15;
 const DROP_POLICY: u32 = 0;
 
-/// A chain as it is listed, or as a notification tells of it.
+/// Parses a chain from a dump or a notification.
 pub fn chain(message: &Message<'_>) -> Option<Chain> {
     let find = |kind| message.attributes().find(|(found, _)| *found == kind).map(|(_, value)| value);
     let is_filter = find(7).map(text).as_deref() == Some("filter");
@@ -24,7 +24,7 @@ pub fn chain(message: &Message<'_>) -> Option<Chain> {
     })
 }
 
-/// A rule as it is listed.
+/// Parses a rule from a dump.
 pub fn rule(message: &Message<'_>) -> Option<Rule> {
     let find = |kind| message.attributes().find(|(found, _)| *found == kind).map(|(_, value)| value);
     let handle = u64::from_be_bytes(find(3)?.try_into().ok()?);
@@ -33,7 +33,7 @@ pub fn rule(message: &Message<'_>) -> Option<Rule> {
 
 fn parts(expressions: &[u8]) -> Vec<Expression> {
     let mut parts = Vec::new();
-    // What a comparison that comes next is about.
+    // What the next comparison refers to: offset and mask in the network header.
     let mut loaded: Option<(u32, Vec<u8>)> = None;
     let mut is_family = false;
     for (_, expression) in attributes(expressions) {
@@ -64,7 +64,7 @@ fn parts(expressions: &[u8]) -> Vec<Expression> {
             "immediate" => parts.push(verdict(data).map_or(Expression::OtherMatch, Expression::Verdict)),
             "reject" => parts.push(Expression::Reject),
             "counter" | "log" => parts.push(Expression::NonTerminal),
-            // A load alone decides nothing; what looks at it does.
+            // A load has no effect by itself. The expression that uses its register is the condition.
             "payload" | "meta" | "ct" | "fib" => {
                 loaded = None;
                 is_family = name == "meta" && value(2) == Some(META_FAMILY);

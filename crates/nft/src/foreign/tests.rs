@@ -70,7 +70,7 @@ fn reports_chains_of_others_that_drop() {
     let rule = "table inet admin, chain forward: the rule with handle 2 drops packets of pods";
     check(&open, &[accept(&v4), vec![Expression::NonTerminal, Expression::Reject], accept(&v6)], false, rule);
     check(&open, &[accept(&v4), accept(&v6), vec![Expression::Verdict(Verdict::Drop)]], false, "nothing");
-    // One family is no business of a table of the other.
+    // A table of one family does not need rules for the other.
     let v4_only = chain_of(Family::Ip, "admin", "input", Input, true);
     check(&v4_only, &[accept(&v4)], false, "nothing");
 }

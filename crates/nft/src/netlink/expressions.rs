@@ -1,4 +1,5 @@
-//! The statements of a rule as the small machine in the kernel runs them: load into registers, compare, decide.
+//! Encodes rules as expressions of the kernel's nftables virtual machine: load registers, compare,
+//! decide.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,13 +10,13 @@ use super::{
 use crate::wire::{CREATE, Writer};
 use crate::{Field, IpFamily, MatchValue, Name, Statement, Verdict};
 
-/// The register of the verdict, and the first of those that hold four bytes.
+/// The verdict register, and the first of the 32-bit data registers.
 const VERDICT_REGISTER: u32 = 0;
 const FIRST_REGISTER: u32 = 8;
 const CMP_EQUAL: u32 = 0;
 const CMP_NOT_EQUAL: u32 = 1;
 
-/// Things that can be asked of a packet besides its bytes.
+/// Keys and values of the `meta`, `ct`, `fib`, `nat` and `reject` expressions.
 const META_MARK: u32 = 3;
 const META_LINK: u32 = 6;
 const META_FAMILY: u32 = 15;
@@ -31,11 +32,12 @@ const FIB_TYPE: u32 = 3;
 const ADDR_TYPE_LOCAL: u32 = 2;
 const NAT_TYPE_DNAT: u32 = 1;
 const FULLY_RANDOM: u32 = 0x10;
-/// Port unreachable, in the words of either family.
+/// Port unreachable, translated to the ICMP code of either family.
 const REJECT_TYPE_ICMP_ANY_FAMILY: u32 = 2;
 const PORT_UNREACHABLE: u8 = 1;
 
-/// The expressions of a rule of `chain`; sets and elements they need are written before.
+/// Encodes the expressions of a rule in `chain`. Anonymous sets and endpoints that the rule needs are
+/// written before it.
 pub fn rule(encoder: &mut Encoder<'_>, chain: &Name, statements: &[Statement]) -> Vec<u8> {
     let mut rule = Expressions { encoder, out: Writer::default(), family: None };
     for statement in statements {
@@ -50,7 +52,7 @@ pub fn rule(encoder: &mut Encoder<'_>, chain: &Name, statements: &[Statement]) -
 struct Expressions<'a, 'b> {
     encoder: &'a mut Encoder<'b>,
     out: Writer,
-    /// The family this rule has asked for already.
+    /// The family that the rule has matched already.
     family: Option<IpFamily>,
 }
 
@@ -85,7 +87,7 @@ impl Expressions<'_, '_> {
             Statement::SetMark(bit) => self.change_mark(!bit, *bit),
             Statement::ClearMark(bit) => self.change_mark(u32::MAX, *bit),
             Statement::RandomVerdict(verdicts) => self.random_verdict(verdicts),
-            // Needs to know the chain, and is done before.
+            // Handled in [`rule`], which knows the chain.
             Statement::Dnat(_) => {}
             Statement::Masquerade => self.add("masq", |out| out.u32(1, FULLY_RANDOM)),
             Statement::AddSourceToSet { set, ip } => {
@@ -154,7 +156,8 @@ impl Expressions<'_, '_> {
         });
     }
 
-    /// Loads fields into registers side by side, after making sure that the packet has them.
+    /// Loads fields into consecutive registers. Matches the address family first, because in an inet
+    /// table the offset of an address depends on it.
     fn load(&mut self, fields: &[Field]) {
         for field in fields {
             if let Field::Source(ip) | Field::Destination(ip) = field
@@ -182,7 +185,7 @@ impl Expressions<'_, '_> {
         }
     }
 
-    /// Loads bytes by base, offset and length. Returns how many registers they take.
+    /// Loads bytes of a header by base, offset and length. Returns the number of registers used.
     fn payload(&mut self, register: u32, (base, offset, length): (u32, u32, u32)) -> u32 {
         self.add("payload", |out| {
             out.u32(1, register);
@@ -234,7 +237,7 @@ impl Expressions<'_, '_> {
         self.mask_bits(&mask, &vec![0; width]);
     }
 
-    /// Goes on if one of these bits of the register is set.
+    /// Matches if any of these bits of the register is set.
     fn has_bits(&mut self, bits: u32) {
         self.mask_bits(&bits.to_ne_bytes(), &[0; 4]);
         self.compare(CMP_NOT_EQUAL, &[0; 4]);
@@ -266,7 +269,7 @@ impl Expressions<'_, '_> {
         });
     }
 
-    /// One of `count` numbers from `first` on.
+    /// Generates a random number from `first` to `first + count - 1`.
     fn random(&mut self, first: u32, count: usize) {
         self.add("numgen", |out| {
             out.u32(1, FIRST_REGISTER);
@@ -325,7 +328,7 @@ impl Expressions<'_, '_> {
     }
 }
 
-/// Elements for the numbers from `first` on, with where they lead.
+/// Encodes map elements with consecutive numbers from `first` as keys.
 fn indexed_elements(first: u32, values: impl Iterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
     let element = |(value, number): (Vec<u8>, u32)| {
         let mut out = Writer::default();
@@ -349,7 +352,8 @@ fn type_of(field: Field) -> u32 {
     }
 }
 
-/// The beginning of a range and what comes after its end. One that goes up to the last value has no end.
+/// Encodes an interval: its first value, and the value after its last as an end element. An interval up
+/// to the maximum has no end element.
 fn interval_elements(value: &MatchValue) -> Vec<Vec<u8>> {
     let first = value_bytes(value);
     let last = match value {

@@ -1,44 +1,45 @@
-//! Where the endpoints of a chain stand: which numbers of which map are its own.
+//! Allocates the slots of chains in the endpoint maps.
 //!
-//! A rule picks one of its chain's numbers at random and goes where a map leads from there. A map for each rule would
-//! be simplest, but the kernel walks over all sets of a table whenever one is made; one map for all rules would do,
-//! but the kernel walks over all elements of a map, and all rules at it, whenever a rule is put to it. So many rules
-//! share a map, and there are many maps.
+//! A rule picks one of its chain's slots at random and looks up the endpoint in a map. One map per rule
+//! would be simplest, but the kernel walks all sets of a table when it creates one. A single map for
+//! all rules does not work either: the kernel walks all elements of a map, and all rules that use it,
+//! when a rule is bound to it. So many rules share a map, and there are many maps.
 
 use std::collections::HashMap;
 use std::ops::Range;
 
 use crate::{IpFamily, Name};
 
-/// How many numbers a map has, unless one rule alone needs more.
+/// The number of slots in a map, unless a single rule needs more.
 const MIN_SLOTS_PER_MAP: u32 = 256;
 
-/// What has been taken since the table was made.
+/// The slots allocated since the table was created.
 #[derive(Debug, Default)]
 pub struct EndpointSlots {
-    /// Counts batches.
+    /// The number of the current batch.
     batch: u64,
     maps: HashMap<IpFamily, Vec<EndpointMap>>,
     allocated: HashMap<Name, Vec<SlotRange>>,
 }
 
-/// The numbers of one map. They are handed out once, and all again when none is in use any more.
+/// The slots of one map. They are allocated once in order, and again from the beginning when none is in
+/// use.
 #[derive(Debug)]
 struct EndpointMap {
     size: u32,
     next: u32,
     used: u32,
-    /// The batch in which the last number came back.
+    /// The batch in which the last slot was released.
     free_since: u64,
 }
 
-/// Numbers of one map.
+/// Consecutive slots of one map.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct SlotRange {
     pub ip: IpFamily,
     pub map_index: usize,
     pub numbers: Range<u32>,
-    /// The map has to be made first.
+    /// The map does not exist yet and must be created first.
     pub is_new: bool,
 }
 
@@ -49,13 +50,13 @@ impl SlotRange {
 }
 
 impl EndpointSlots {
-    /// Another batch begins. What came free in an earlier one can be used again: until then a packet may be on its
-    /// way that has picked a number by a rule of before.
+    /// Starts a batch. Slots that were released in an earlier batch can be reused. Within the same
+    /// batch they cannot, because a packet in flight may have picked such a slot by an old rule.
     pub(super) fn begin_batch(&mut self) {
         self.batch += 1;
     }
 
-    /// Takes so many numbers in a row for a chain.
+    /// Allocates `count` consecutive slots for a chain.
     pub(super) fn allocate(&mut self, chain: &Name, ip: IpFamily, count: usize) -> SlotRange {
         let count = u32::try_from(count).unwrap_or(u32::MAX);
         let (batch, pages) = (self.batch, self.maps.entry(ip).or_default());
@@ -77,7 +78,7 @@ impl EndpointSlots {
         slot_range
     }
 
-    /// Gives up the numbers of a chain.
+    /// Releases all slots of a chain and returns them.
     pub(super) fn free(&mut self, chain: &Name) -> Vec<SlotRange> {
         let released = self.allocated.remove(chain).unwrap_or_default();
         for slot_range in &released {
@@ -112,10 +113,14 @@ mod tests {
         assert_eq!((first.map_index, first.numbers, first.is_new), (0, 0..200, true));
         let second = slots.allocate(&name(2), IpFamily::V4, 50);
         assert_eq!((second.map_index, second.numbers, second.is_new), (0, 200..250, false));
-        assert_eq!(slots.allocate(&name(3), IpFamily::V4, 1000).numbers, 0..1000, "a map of its own");
+        assert_eq!(slots.allocate(&name(3), IpFamily::V4, 1000).numbers, 0..1000, "a separate map");
         slots.free(&name(1));
         slots.free(&name(2));
-        assert_eq!(slots.allocate(&name(4), IpFamily::V4, 200).map_index, 2, "not yet");
+        assert_eq!(
+            slots.allocate(&name(4), IpFamily::V4, 200).map_index,
+            2,
+            "slots are not reused in the same batch"
+        );
         slots.begin_batch();
         slots.free(&name(4));
         let again = slots.allocate(&name(5), IpFamily::V4, 100);
@@ -123,7 +128,7 @@ mod tests {
     }
 
     proptest! {
-        /// No number is anybody else's, and there are not many more maps than needed.
+        /// Every slot has one owner, and the number of maps stays close to the minimum.
         #[test]
         fn slots_have_one_owner(steps in prop::collection::vec((0..40u8, 2..20usize), 1..300)) {
             let mut slots = EndpointSlots::default();

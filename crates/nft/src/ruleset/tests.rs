@@ -9,7 +9,8 @@ fn name(text: &str) -> Name {
     text.into()
 }
 
-/// Sets and a chain for each letter: `a>x` makes chain `a` and leads element 1.1.1.1 of map `x` to it.
+/// A fragment with one chain and one map element per item: `a>1` creates chain `a`, and port 1 in `map`
+/// goes to it.
 fn fragment(text: &str) -> Fragment {
     let mut fragment = Fragment::default();
     for part in text.split_whitespace() {
@@ -96,7 +97,7 @@ fn shared_element_stays_with_its_first_owner() {
     );
 }
 
-/// What the kernel would have after a batch, played.
+/// A simulated kernel that applies batches.
 #[derive(Debug, Default, PartialEq)]
 struct FakeKernel {
     chains: BTreeMap<Name, Vec<Rule>>,
@@ -141,12 +142,12 @@ impl FakeKernel {
 }
 
 proptest! {
-    /// Telling the changes one by one leads to the same kernel as telling everything at once.
+    /// Applying the changes one by one gives the same table as applying everything at once.
     #[test]
     fn changes_add_up_to_the_full_batch(steps in prop::collection::vec((0..3u8, prop::collection::btree_map(0..4u8, 1..5u16, 0..4), any::<bool>()), 0..20)) {
         let (mut rules, mut kernel) = (ruleset(), FakeKernel::default());
         for (owner, parts, apply_now) in steps {
-            // Chains belong to one owner, elements are fought over.
+            // Each chain belongs to one owner; elements may be claimed by several.
             let parts: Vec<String> = parts.iter().map(|(chain, port)| format!("c{owner}{chain}>{port}")).collect();
             rules.put(&name(&format!("o{owner}")), fragment(&parts.join(" ")));
             if apply_now {
