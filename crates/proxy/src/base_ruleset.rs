@@ -1,5 +1,6 @@
-//! What is in the table whatever Services there are: where packets are caught, and the maps that say where they go.
-//! A packet meets the same few rules for one Service as for ten thousand. Pure.
+//! The part of the table that does not depend on Services: the base chains and the maps they look up. A
+//! packet passes the same small number of rules whether there is one Service or ten thousand. Does no
+//! I/O.
 
 use std::net::IpAddr;
 
@@ -8,29 +9,29 @@ use nft::{
     Statement, Verdict, rule,
 };
 
-/// The bit of a packet's mark that asks for masquerading on the way out. Upstream's.
+/// The bit of the packet mark that requests masquerading. The same as upstream.
 pub const MASQUERADE: u32 = 0x4000;
-/// Before and after destinations are changed, and when sources are: the kernel's usual numbers.
+/// Hook priorities: before DNAT, and the kernel's standard values of DNAT, filter and SNAT.
 const BEFORE_DNAT_PRIORITY: i32 = -110;
 const DNAT_PRIORITY: i32 = -100;
 const FILTER_PRIORITY: i32 = 0;
 const SNAT_PRIORITY: i32 = 100;
 
-/// The sets of one family that Services put elements into.
+/// The sets of one family that Services add elements to.
 #[derive(Clone, Debug)]
 pub struct ServiceSets {
-    /// Addresses and ports of Services, and the chains they lead to.
+    /// Address and port of Services, with their chains.
     pub services: Name,
-    /// Node ports, and the chains they lead to.
+    /// Node ports, with their chains.
     pub node_ports: Name,
-    /// Addresses and ports that lead nowhere, and whether to say so.
+    /// Addresses and ports without endpoints, with the verdict: reject or drop.
     pub no_endpoints: Name,
     pub no_endpoint_ports: Name,
-    /// Addresses and ports that not everybody may reach.
+    /// Load balancer addresses and ports with source ranges, with the chains that check these.
     pub firewall_ips: Name,
     /// The cluster IPs in use.
     pub cluster_ips: Name,
-    /// What a connection of an endpoint to itself looks like.
+    /// Connections from an endpoint to itself: source, destination, protocol and port.
     pub hairpin_connections: Name,
 }
 
@@ -49,27 +50,28 @@ impl ServiceSets {
     }
 }
 
-/// `services` for IPv4 is `services4`.
+/// The name of a set or chain with the family's suffix, for example `services4` for IPv4.
 pub fn name_for_family(name: &str, ip: IpFamily) -> String {
     format!("{name}{}", if ip == IpFamily::V4 { 4 } else { 6 })
 }
 
-/// The host ports of pods as they are found at loopback addresses. Only IPv4 has a way from there to a pod.
+/// The map of host ports at loopback addresses. Only IPv4 can route from a loopback address to a pod.
 pub fn loopback_ports() -> Name {
     "loopback-ports4".into()
 }
 
-/// The chain that rejects, for maps to lead to. (`nft` takes no chain called reject.)
+/// The chain that rejects, as the target of map elements. (`nft` does not accept `reject` as a name.)
 pub fn reject_chain() -> Name {
     "refuse".into()
 }
 
-/// What a packet to a Service is found by.
+/// The key fields of the Service maps.
 fn service_key(ip: IpFamily) -> Vec<Field> {
     vec![Field::Destination(ip), Field::Proto, Field::DestinationPort]
 }
 
-/// What leaves the pods' networks goes out by this node's address: nobody outside knows the way back to a pod.
+/// Masquerades traffic from pods to destinations outside the pod networks, where no route back to pods
+/// exists.
 pub fn masquerade_outgoing(pods: &[IpNet]) -> Fragment {
     let mut fragment = Fragment::default();
     let mut rules = Vec::new();
@@ -87,8 +89,9 @@ pub fn masquerade_outgoing(pods: &[IpNet]) -> Fragment {
     fragment
 }
 
-/// What this machine sends to its own loopback addresses leads to host ports, too. (To node ports it does not, as
-/// upstream.) The kernel must let such packets pass the link to the pods.
+/// Redirects packets from this node to its own loopback addresses to host ports. (Not to node ports,
+/// the same as upstream.) The kernel must allow such packets on the links to pods: see
+/// [`allow_loopback`](crate::allow_loopback).
 pub fn loopback() -> Fragment {
     let fields = vec![Field::Proto, Field::DestinationPort];
     let lookup = Statement::Lookup { fields, map: loopback_ports() };
@@ -103,7 +106,8 @@ pub fn loopback() -> Fragment {
     fragment
 }
 
-/// The parts that do not depend on any Service. `pods` are the networks of pods, `services` those of Services.
+/// The rules that do not depend on Services. `pods` are the pod networks, `services` the Service
+/// networks.
 pub fn base_rules(pods: &[IpNet], services: &[IpNet]) -> Fragment {
     let mut fragment = Fragment::default();
     for ip in IpFamily::ALL {
@@ -198,7 +202,8 @@ fn service_rules(
 ) -> Vec<Rule> {
     let mut rules = Vec::new();
     if !pods.is_empty() {
-        // Whoever comes to a cluster IP from elsewhere must get the answer from here, wherever the endpoint is.
+        // Traffic to a cluster IP from outside the pod networks is masqueraded, so that responses come
+        // back through this node wherever the endpoint is.
         let any = pods.iter().copied().map(MatchValue::Net).collect();
         rules.push(rule([
             in_cluster_ips(ip, sets),
@@ -231,9 +236,11 @@ fn in_cluster_ips(ip: IpFamily, sets: &ServiceSets) -> Statement {
     Statement::InSet { fields: vec![Field::Destination(ip)], set: sets.cluster_ips.clone() }
 }
 
-/// Nobody else reaches what listens on loopback addresses only, or passes for one of them, whatever links the kernel lets
-/// such packets pass. Answers to this machine have the address they were masqueraded with here yet. By `loopback0` WSL
-/// hands on what Windows sends to its own loopback.
+/// Drops packets with a loopback source or destination that come from another interface.
+/// `route_localnet` lets such packets pass, and they could reach services that listen only on loopback
+/// addresses. At this point, responses to masqueraded packets still have the address that they were
+/// masqueraded with. On WSL, `loopback0` carries the packets that Windows sends to its own loopback
+/// addresses.
 fn only_own_loopback() -> impl Iterator<Item = Rule> {
     [Field::Destination(IpFamily::V4), Field::Source(IpFamily::V4)].into_iter().map(|field| {
         let any = ["lo", "loopback0"].map(MatchValue::Link).into();
@@ -242,12 +249,12 @@ fn only_own_loopback() -> impl Iterator<Item = Rule> {
     })
 }
 
-/// Node ports are for the node's other addresses.
+/// Excludes loopback addresses from node ports.
 fn not_loopback(ip: IpFamily) -> Statement {
     Statement::Match { field: Field::Destination(ip), not: true, any: vec![loopback_net(ip)] }
 }
 
-/// The addresses by which a machine speaks to itself.
+/// The loopback network of a family.
 pub fn loopback_net(ip: IpFamily) -> MatchValue {
     let (address, bits) = match ip {
         IpFamily::V4 => (IpAddr::from([127, 0, 0, 0]), 8),

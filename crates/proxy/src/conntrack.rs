@@ -1,5 +1,8 @@
-//! Makes the kernel forget UDP flows whose endpoint is gone. TCP finds out by itself; a UDP client that goes on
-//! sending would be led to nowhere for as long as it does.
+//! Deletes conntrack entries of UDP flows whose endpoint is gone. TCP connections fail by themselves,
+//! but a UDP client that keeps sending would keep the entry alive and its packets would go to the
+//! removed endpoint.
+//!
+//! Counterpart: `pkg/proxy/conntrack`.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -18,7 +21,7 @@ const REPLY: u16 = 2;
 const INET: u8 = 2;
 const INET6: u8 = 10;
 
-/// One direction of a flow.
+/// One direction of a conntrack entry.
 #[derive(Debug, PartialEq)]
 struct FlowTuple {
     proto: u8,
@@ -26,7 +29,7 @@ struct FlowTuple {
     to: SocketAddr,
 }
 
-/// Removes the flows to these ports that do not lead to one of their endpoints.
+/// Deletes the entries of flows to these ports that do not go to one of their endpoints.
 pub fn delete_stale_entries(ports: &[UdpPortTargets]) -> io::Result<()> {
     for family in [INET, INET6] {
         for original in stale(ports, family)? {
@@ -36,7 +39,7 @@ pub fn delete_stale_entries(ports: &[UdpPortTargets]) -> io::Result<()> {
     Ok(())
 }
 
-/// The original direction of each flow that is to go, as the kernel wrote it.
+/// The original tuple of each stale entry, as the kernel encoded it.
 fn stale(ports: &[UdpPortTargets], family: u8) -> io::Result<Vec<Vec<u8>>> {
     let mut request = Writer::starting_at(1);
     request.message(CONNTRACK << 8 | GET, DUMP, (family, 0), |_| {});
@@ -61,12 +64,13 @@ fn stale(ports: &[UdpPortTargets], family: u8) -> io::Result<Vec<Vec<u8>>> {
     }
 }
 
-/// Whether a flow came for one of these ports and was led to somewhere it should not be.
+/// Whether a flow was sent to one of these ports and goes to something other than its endpoints.
 fn is_stale(ports: &[UdpPortTargets], original: SocketAddr, actual: SocketAddr) -> bool {
     ports.iter().any(|port| {
         let is_for =
             port.at.contains(&original) || port.node_port == Some(original.port()) && actual != original;
-        // One without endpoints needs no cleaning: there is nothing better.
+        // Entries of a port without endpoints are kept, because there is no endpoint to move the flow
+        // to.
         is_for && !port.to.is_empty() && !port.to.contains(&actual)
     })
 }
@@ -83,7 +87,7 @@ fn delete(family: u8, original: &[u8]) -> io::Result<()> {
     let answer = socket.receive(&mut buffer)?.find_map(|message| message.error());
     match io::Error::from_raw_os_error(answer.unwrap_or(0)) {
         _ if answer.unwrap_or(0) == 0 => Ok(()),
-        // It has ended by itself in the meantime.
+        // The entry has expired in the meantime.
         error if error.kind() == io::ErrorKind::NotFound => Ok(()),
         error => Err(error),
     }

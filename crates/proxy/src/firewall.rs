@@ -1,4 +1,4 @@
-//! Who puts batches into the kernel.
+//! Applies nftables batches to the kernel, by netlink or with the `nft` program.
 
 use std::io::{self, Write as _};
 use std::process::{Command, Stdio};
@@ -11,31 +11,32 @@ use parking_lot::Mutex;
 
 use crate::socket::NetfilterSocket;
 
-/// The table that is ours, of the family `inet`: it sees both kinds of addresses.
+/// The name of our table. Its family is `inet`, which covers IPv4 and IPv6.
 pub const TABLE: &str = "skiff";
 
-/// Takes batches. All of a batch is done or nothing.
+/// Applies batches. A batch is applied completely or not at all.
 pub trait Firewall: Send + Sync + 'static {
     fn apply(&self, batch: &Batch) -> Result<(), FirewallError>;
 
-    /// The netlink port that batches are sent from, by which the kernel's notifications of them are known.
+    /// The netlink port ID that batches are sent from. It identifies our own changes in the kernel's
+    /// notifications.
     fn port(&self) -> Option<u32> {
         None
     }
 }
 
-/// Why a batch was not taken.
+/// Why a batch could not be applied.
 #[derive(Debug, thiserror::Error)]
 pub enum FirewallError {
     #[error("cannot run {program}")]
     CannotRun { program: String, source: io::Error },
-    #[error("a batch is refused: {0}")]
+    #[error("batch rejected: {0}")]
     Rejected(String),
-    #[error("cannot speak to netfilter")]
+    #[error("netlink request to netfilter failed")]
     Socket(#[from] io::Error),
 }
 
-/// The `nft` program.
+/// Applies batches with the `nft` program.
 #[derive(Clone, Debug)]
 pub struct NftFirewall {
     pub program: String,
@@ -65,19 +66,19 @@ impl Firewall for NftFirewall {
     }
 }
 
-/// The kernel itself. What it knows of a table holds for the one it has made.
+/// Applies batches by netlink. The slot allocation is that of the table this value has created.
 #[derive(Debug)]
 pub struct NetlinkFirewall {
     table: &'static str,
     slots: Mutex<netlink::EndpointSlots>,
-    /// Kept open, so that nobody else gets its port.
+    /// The socket is kept open, so that its port ID cannot be reused by another process.
     socket: Mutex<Option<NetfilterSocket>>,
-    /// Of that socket, zero before there is one.
+    /// The port ID of that socket; zero if there is none yet.
     port: AtomicU32,
 }
 
 impl NetlinkFirewall {
-    /// For a table of this name.
+    /// For a table with this name.
     pub fn of(table: &'static str) -> NetlinkFirewall {
         NetlinkFirewall { table, slots: Mutex::default(), socket: Mutex::default(), port: AtomicU32::new(0) }
     }
@@ -100,7 +101,8 @@ impl Firewall for NetlinkFirewall {
         socket.grow_send_buffer(encoded.bytes.len())?;
         self.port.store(socket.port().unwrap_or_default(), Relaxed);
         commit(&socket, &encoded)?;
-        // After a failure there may be answers left that are for this batch, so it gets a new one.
+        // After a failure the socket is closed, because unread responses to this batch may remain in
+        // it.
         *cached_socket = Some(socket);
         Ok(())
     }
@@ -110,11 +112,12 @@ impl Firewall for NetlinkFirewall {
     }
 }
 
-/// Sends a batch and waits until it is committed.
+/// Sends a batch and waits until the kernel has committed it.
 pub(crate) fn commit(socket: &NetfilterSocket, encoded: &Encoded) -> Result<(), FirewallError> {
     socket.send(&encoded.bytes)?;
     let mut buffer = vec![0; 64 * 1024];
-    // Each message that is wrong is answered; the last one always is, unless the batch as a whole is refused.
+    // The kernel responds to each message that fails and to the last one. If it rejects the batch as a
+    // whole, it responds to the first message only.
     let mut first_error = None;
     loop {
         for message in socket.receive(&mut buffer)? {

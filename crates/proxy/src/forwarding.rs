@@ -1,4 +1,4 @@
-//! The kernel's settings by which packets of pods are forwarded.
+//! The sysctls that forwarding of pod traffic needs.
 
 use std::io;
 use std::net::IpAddr;
@@ -7,9 +7,9 @@ use std::path::Path;
 use nft::IpNet;
 use sys::netlink::Netlink;
 
-/// Lets this machine forward packets between pods, nodes and the outside. Where pods share a bridge, as with other CNI
-/// plugins, our rules see what goes from pod to pod only if the bridge shows it to them. Logs what fails and goes on: it
-/// may have been configured otherwise.
+/// Enables IP forwarding. Also passes bridged packets to netfilter: with CNI plugins that attach pods
+/// to a bridge, our rules see traffic between pods only in this case. Failures are logged and ignored,
+/// because forwarding may have been set up in another way.
 pub fn enable_forwarding(pods: &[IpNet]) {
     let mut settings = vec![("net/ipv4/ip_forward", true), ("net/bridge/bridge-nf-call-iptables", false)];
     if pods.iter().any(IpNet::is_v6) {
@@ -18,22 +18,24 @@ pub fn enable_forwarding(pods: &[IpNet]) {
     }
     for (name, is_needed) in settings {
         let path = Path::new("/proc/sys").join(name);
-        // Writing what is there already may do more than it seems: forwarding resets other settings.
+        // Do not write a value that is already set: writing ip_forward resets other settings to their
+        // defaults.
         if std::fs::read_to_string(&path).is_ok_and(|value| value.trim() == "1") {
             continue;
         }
         match std::fs::write(&path, "1") {
-            Ok(()) => tracing::info!(setting = name, "switched on"),
+            Ok(()) => tracing::info!(setting = name, "sysctl enabled"),
             Err(error) if is_needed || path.exists() => {
-                tracing::warn!(%error, setting = name, "cannot switch on, Services may not be reachable");
+                tracing::warn!(%error, setting = name, "failed to enable sysctl, Services may not be reachable");
             }
-            Err(_) => tracing::debug!(setting = name, "is not there"),
+            Err(_) => tracing::debug!(setting = name, "sysctl does not exist"),
         }
     }
 }
 
-/// Lets packets with loopback addresses pass the links to pods, or not. Those are the links with an address of this
-/// bridge. Fails where there is no such bridge. Links of later pods are set as the bridge is, see `podnet`.
+/// Sets `route_localnet` on the bridge and on the links to pods, which are those with an address of the
+/// bridge. Links of pods that are created later get the bridge's setting, see `podnet`. Fails if the
+/// bridge does not exist.
 pub fn allow_loopback(bridge: &str, pass: bool) -> io::Result<()> {
     route_localnet(bridge, pass)?;
     let mut netlink = Netlink::open()?;
@@ -50,7 +52,7 @@ pub fn allow_loopback(bridge: &str, pass: bool) -> io::Result<()> {
     };
     for link in links.iter().filter(|link| is_pod_link(link.index)) {
         match route_localnet(&link.name, pass) {
-            // The pod has ended meanwhile.
+            // The pod was deleted in the meantime.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             written => written?,
         }

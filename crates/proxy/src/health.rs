@@ -1,4 +1,7 @@
-//! Tells load balancers, at each Service's health port, whether this node has endpoints of it.
+//! Serves the health check node port of Services with `externalTrafficPolicy: Local`, where load
+//! balancers find out whether this node has ready endpoints.
+//!
+//! Upstream: `pkg/proxy/healthcheck`.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -17,11 +20,11 @@ use tokio::task::JoinHandle;
 
 use crate::plan::HealthCheck;
 
-/// The ports that are being served.
+/// The health check ports that are being served.
 #[derive(Default)]
 pub struct HealthPorts {
     served: HashMap<Key, ServedPort>,
-    /// The table is as it should be.
+    /// Whether the last sync of the table succeeded.
     healthy: Arc<AtomicBool>,
 }
 
@@ -36,7 +39,7 @@ impl HealthPorts {
         self.healthy.store(healthy, Relaxed);
     }
 
-    /// Serves what a Service wants now, and nothing it wanted before.
+    /// Serves the health check port of a Service and closes its previous port.
     pub async fn set(&mut self, service: &Key, health_check: Option<&HealthCheck>) {
         let known = self.served.get(service);
         match (known, health_check) {
@@ -63,7 +66,7 @@ impl HealthPorts {
                 self.served.insert(service.clone(), ServedPort { port: health_check.port, endpoints, task });
             }
             Err(error) => {
-                tracing::warn!(%error, %service, port = health_check.port, "cannot serve a health check port")
+                tracing::warn!(%error, %service, port = health_check.port, "failed to listen on health check node port")
             }
         }
     }
@@ -75,7 +78,7 @@ impl Drop for HealthPorts {
     }
 }
 
-/// On all addresses of both families where there are both.
+/// Listens on all addresses; on those of both families if IPv6 is available.
 async fn listen(port: u16) -> std::io::Result<TcpListener> {
     match TcpListener::bind(SocketAddr::from((Ipv6Addr::UNSPECIFIED, port))).await {
         Ok(listener) => Ok(listener),
@@ -102,7 +105,7 @@ async fn serve(listener: TcpListener, answer: HealthResponse) {
                 let reply = answer.reply();
                 async move { Ok::<_, Infallible>(reply) }
             });
-            // A balancer that goes away in the middle is not our concern.
+            // Errors from clients that disconnect are irrelevant.
             let _ = hyper::server::conn::http1::Builder::new()
                 .keep_alive(false)
                 .serve_connection(TokioIo::new(stream), service)

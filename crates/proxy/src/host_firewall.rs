@@ -1,6 +1,7 @@
-//! Packets of pods in the tables of other programs. Docker, ufw and firewalld drop what they do not know, so their chains
-//! get a jump to a chain of ours that accepts packets from and to pods; nothing else is accepted. Where a chain is an
-//! administrator's own it is left alone and reported. [`nft::foreign`] decides.
+//! Makes the firewalls of other programs accept pod traffic. Docker, ufw and firewalld drop unknown
+//! packets, so their chains get a jump to a chain of ours that accepts packets from and to pods and
+//! nothing else. Chains of the administrator are not changed but reported. [`nft::foreign`] makes the
+//! decisions.
 
 mod legacy;
 
@@ -16,19 +17,19 @@ use crate::base_ruleset::MASQUERADE;
 use crate::firewall::{FirewallError, TABLE, commit};
 use crate::socket::NetfilterSocket;
 
-/// What a look at all tables has found.
+/// The result of inspecting all tables.
 #[derive(Debug, Default)]
 pub struct HostFirewallReport {
-    /// The chains and rules that drop packets of pods and that we must not change.
+    /// Chains and rules that drop packets of pods and that must not be changed.
     pub blocking_rules: Vec<String>,
     /// The base chains of our own table.
     own_chains: BTreeSet<String>,
-    /// Chains that lack our rules.
+    /// Chains that lack our rules, and whether each has our jump rule already.
     missing_accept: Vec<(Chain, bool)>,
 }
 
 impl HostFirewallReport {
-    /// The chains in which packets of pods are still to be accepted.
+    /// The chains to which accepting rules must be added.
     pub fn missing_accept(&self) -> impl Iterator<Item = &Chain> {
         self.missing_accept.iter().map(|(chain, _)| chain)
     }
@@ -39,7 +40,7 @@ impl HostFirewallReport {
     }
 }
 
-/// Inspects the chains of all tables and changes nothing.
+/// Inspects the chains of all tables without changing anything.
 pub fn inspect(pods: &[IpNet]) -> io::Result<HostFirewallReport> {
     let chains = chains()?;
     let mut found =
@@ -60,7 +61,7 @@ pub fn inspect(pods: &[IpNet]) -> io::Result<HostFirewallReport> {
     Ok(found)
 }
 
-/// Accepts packets of pods wherever that is missing and ours to do.
+/// Adds the missing accepting rules to the chains of known programs.
 pub fn accept(pods: &[IpNet]) -> Result<HostFirewallReport, FirewallError> {
     let found = inspect(pods)?;
     for (chain, has_jump) in &found.missing_accept {
@@ -68,13 +69,13 @@ pub fn accept(pods: &[IpNet]) -> Result<HostFirewallReport, FirewallError> {
         tracing::info!(
             table = chain.table,
             chain = chain.name,
-            "packets of pods are accepted in another program's chain"
+            "added rules that accept pod traffic to a chain of another program"
         );
     }
     Ok(found)
 }
 
-/// Removes our rules from the tables of other programs.
+/// Removes our rules and chains from the tables of other programs.
 pub fn remove() -> Result<(), FirewallError> {
     let chains = chains()?;
     for chain in chains.iter().filter(|chain| chain.is_filter(TABLE)) {
@@ -89,7 +90,7 @@ fn is_own(chain: &Chain) -> bool {
     chain.family == foreign::Family::Inet && chain.table == TABLE
 }
 
-/// Whether there is a chain of ours in the table of this one.
+/// Whether our accepting chain exists in the table of `beside`.
 fn has_accept_chain(chains: &[Chain], beside: &Chain) -> bool {
     chains.iter().any(|chain| {
         chain.family == beside.family
@@ -104,7 +105,7 @@ fn chains() -> io::Result<Vec<Chain>> {
 
 fn rules(chain: &Chain) -> io::Result<Vec<Rule>> {
     match list(&foreign::list_rules(chain), foreign::rule) {
-        // It was removed meanwhile.
+        // The chain was deleted in the meantime.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         rules => rules,
     }

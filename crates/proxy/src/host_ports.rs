@@ -1,4 +1,4 @@
-//! Ports of this machine that belong to pods on it.
+//! Host ports of pods on this node. Counterpart: the CNI `portmap` plugin.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use crate::plan::protocol;
 use crate::policy::plan::{addresses, chain_name};
 use crate::policy::{fragment_owner, is_on_node};
 
-/// Listens to the pods of a node that ask for such ports; `tell` gets those whose rules may be others now.
+/// Watches the pods of a node that use host ports. `notify` is called for each pod whose rules may have
+/// changed.
 pub fn listen(caches: &Arc<Caches>, node: &str, notify: impl Fn(Key) + Send + Sync + 'static) {
     let node = node.to_owned();
     caches.pods().listen(move |changed| {
@@ -29,13 +30,13 @@ pub fn listen(caches: &Arc<Caches>, node: &str, notify: impl Fn(Key) + Send + Sy
     });
 }
 
-/// Puts the ports of a pod into the table, or takes them out.
+/// Puts the rules for a pod's host ports into the table, or removes them.
 pub fn apply(caches: &Arc<Caches>, key: &Key, node: &str, rules: &mut Ruleset) {
     let pod = caches.pods().get(key).filter(|pod| is_on_node(pod, node));
     rules.put(&fragment_owner("host-port", key), pod.as_deref().map(plan).unwrap_or_default());
 }
 
-/// What leads to the pod's ports. Packets to this machine's ports are caught where those to node ports are.
+/// The rules for the host ports of a pod. They are in the same maps as node ports.
 pub fn plan(pod: &Pod) -> Fragment {
     let mut host_ports = Vec::new();
     for address in addresses(pod) {
@@ -54,18 +55,18 @@ pub fn plan(pod: &Pod) -> Fragment {
     redirect_fragment(&host_ports)
 }
 
-/// What leads to ports, whoever asks for them.
+/// The rules for these host ports.
 pub fn redirect_fragment(ports: &[HostPort]) -> Fragment {
     let mut fragment = Fragment::default();
     ports.iter().for_each(|port| write(&mut fragment, port));
     fragment
 }
 
-/// The ports of all containers that ask for one of the machine's.
+/// The host ports of all containers.
 fn ports(pod: &Pod) -> impl Iterator<Item = &ContainerPort> {
     let spec = pod.spec.as_ref();
     let init_containers = spec.and_then(|spec| spec.init_containers.as_ref()).into_iter().flatten();
-    // Of those that come first, only the ones that stay serve anything.
+    // Of the init containers only sidecars (`restartPolicy: Always`) keep running.
     let sidecars = init_containers.filter(|container| container.restart_policy.as_deref() == Some("Always"));
     let containers = spec.into_iter().flat_map(|spec| &spec.containers).chain(sidecars);
     containers
@@ -101,7 +102,7 @@ fn write(fragment: &mut Fragment, port: &HostPort) {
     }
     let mut rules = vec![rule([is_proto, redirect])];
     if ip == IpFamily::V4 {
-        // What a pod answers to a loopback address it answers to itself.
+        // A pod would send its responses to a loopback address to itself, so the source is masqueraded.
         let from_loopback = Statement::equals(Field::Source(ip), loopback_net(ip));
         rules.insert(0, rule([from_loopback, Statement::SetMark(MASQUERADE)]));
     }

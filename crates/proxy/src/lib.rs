@@ -1,9 +1,12 @@
-//! Services on a node: turns Services and their EndpointSlices into one nftables table of our own.
+//! The service proxy of a node: implements Services, host ports and NetworkPolicies with an nftables
+//! table, and routes to the pods of other nodes. Counterpart: kube-proxy in nftables mode
+//! (`pkg/proxy/nftables`).
 //!
-//! [`plan`] says what one Service needs ([`skeleton`] what is there anyway); [`run`] listens, puts plans into an
-//! [`nft::Ruleset`], with what [`policy`] says of NetworkPolicies beside them, and hands what changed to a [`Firewall`]. The kernel is never asked what it has: at start,
-//! after a failure, and when somebody else has removed a part of it, the table is written as a whole in one batch.
-//! [`host_firewall`] gets packets of pods through the tables of other programs.
+//! [`plan`] computes the rules of one Service, [`base_ruleset`] those that are always present and
+//! [`policy`] those of NetworkPolicies. [`run`](fn@run) watches the cluster, puts the results into an
+//! [`nft::Ruleset`] and applies the changes with a [`Firewall`]. The table is never read back: at
+//! startup, after a failure and after another program has deleted parts of it, it is written completely
+//! in one batch. [`host_firewall`] makes the tables of other programs accept pod traffic.
 
 pub mod base_ruleset;
 mod conntrack;

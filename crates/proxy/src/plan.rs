@@ -1,4 +1,5 @@
-//! What one Service needs on this node: its part of the table, its health port, what to know of its UDP flows. Pure.
+//! Computes what a Service needs on this node: its fragment of the table, its health check port and the
+//! endpoints of its UDP ports. Does no I/O.
 
 mod endpoints;
 mod service;
@@ -19,20 +20,20 @@ use endpoints::{UsableEndpoints, backends, usable};
 pub(crate) use service::protocol;
 use service::{ServicePortInfo, health_port, service_ports};
 
-/// Where traffic is looked at from.
+/// The node that the plan is for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeTopology {
     /// The name of this node.
     pub node: String,
-    /// Its zone, or nothing.
+    /// The node's zone; empty if unknown.
     pub zone: String,
-    /// Its addresses as the Node object has them.
+    /// The node's internal addresses from the Node object.
     pub addresses: Vec<IpAddr>,
-    /// The networks of pods.
+    /// The cluster's pod networks.
     pub pods: Vec<IpNet>,
 }
 
-/// What a Service needs.
+/// What a Service needs on a node.
 #[derive(Debug, Default, PartialEq)]
 pub struct ServicePlan {
     pub fragment: Fragment,
@@ -40,14 +41,14 @@ pub struct ServicePlan {
     pub udp_ports: Vec<UdpPortTargets>,
 }
 
-/// What to answer a load balancer that asks for endpoints on this node.
+/// The health check of a Service: its node port and the number of local ready endpoints.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HealthCheck {
     pub port: u16,
     pub endpoints: usize,
 }
 
-/// Where the packets of one UDP port may go. The kernel remembers flows and would go on with one whose endpoint is gone.
+/// The endpoints of a UDP port. Conntrack entries to anything else are stale and must be deleted.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UdpPortTargets {
     pub at: Vec<SocketAddr>,
@@ -55,7 +56,7 @@ pub struct UdpPortTargets {
     pub to: BTreeSet<SocketAddr>,
 }
 
-/// The plan for a Service and the slices that belong to it.
+/// The plan for a Service with its EndpointSlices.
 pub fn plan(service: &Service, slices: &[Arc<EndpointSlice>], topology: &NodeTopology) -> ServicePlan {
     let mut plan = ServicePlan::default();
     let mut local = BTreeSet::new();
@@ -81,13 +82,13 @@ fn udp_port_targets(service_port: &ServicePortInfo<'_>, to: BTreeSet<SocketAddr>
     UdpPortTargets { at, node_port: service_port.node_port, to }
 }
 
-/// The chains of one port in one family.
+/// Writes the chains of one Service port in one family.
 struct ServiceChains<'a> {
     service_port: ServicePortInfo<'a>,
     usable: UsableEndpoints,
     topology: &'a NodeTopology,
     sets: ServiceSets,
-    /// `namespace/name/tcp/80`.
+    /// `<namespace>/<name>/<protocol>/<port>`.
     id: String,
 }
 
@@ -107,7 +108,7 @@ impl<'a> ServiceChains<'a> {
         format!("{}/{}", name_for_family(what, self.service_port.ip), self.id).into()
     }
 
-    /// The chain or the affinity of one endpoint.
+    /// The name of an endpoint's chain or affinity set.
     fn endpoint_name(&self, what: &str, to: &SocketAddr) -> Name {
         let address = to.ip().to_string().replace(':', ".");
         format!("{}/{}/{address}/{}", name_for_family(what, self.service_port.ip), self.id, to.port()).into()
@@ -146,7 +147,8 @@ impl<'a> ServiceChains<'a> {
         }
     }
 
-    /// Nobody there is told to the sender; nobody here is not, since it is the balancer's mistake.
+    /// Without any endpoint the connection is rejected. If there are only none on this node, packets
+    /// are dropped: the load balancer should not have chosen this node.
     fn reject_verdict(&self) -> Verdict {
         if self.usable.has_any { Verdict::Drop } else { Verdict::Goto(reject_chain()) }
     }
@@ -159,7 +161,7 @@ impl<'a> ServiceChains<'a> {
         ]
     }
 
-    /// Node port, external addresses and load balancer.
+    /// Writes node port, external IPs and load balancer IPs.
     fn write_external(&self, fragment: &mut Fragment, has_external: bool) {
         if !self.service_port.is_external() {
             return;
@@ -189,12 +191,13 @@ impl<'a> ServiceChains<'a> {
     fn external_rules(&self, has_external: bool) -> Vec<Rule> {
         let cluster = self.name("cluster");
         if !self.service_port.external_local {
-            // The endpoint may be on another node, whose answer would miss us.
+            // The endpoint may be on another node. Its responses must come back through this one.
             return vec![rule([Statement::SetMark(MASQUERADE)]), rule([Statement::goto(&cluster)])];
         }
         let mut rules = Vec::new();
         if !self.usable.cluster.is_empty() {
-            // From inside the cluster no policy applies, as if it went out to the load balancer and came back.
+            // `externalTrafficPolicy` does not apply to traffic from within the cluster, which is
+            // treated as if it had left the cluster and come back through the load balancer.
             let pods: Vec<MatchValue> = self
                 .topology
                 .pods
@@ -226,7 +229,8 @@ impl<'a> ServiceChains<'a> {
         let node_is_allowed =
             self.topology.addresses.iter().any(|address| allowed.iter().any(|net| net.contains(*address)));
         if node_is_allowed {
-            // This node may have the balancer's address itself, and come from there.
+            // The load balancer IP may be assigned to this node, so that its own packets have this
+            // source address.
             allowed.extend(service_port.balancer_ips.iter().copied().map(IpNet::from));
         }
         let chain = self.name("firewall");
@@ -239,7 +243,7 @@ impl<'a> ServiceChains<'a> {
         }
     }
 
-    /// The rules that lead to one of these endpoints.
+    /// The rules that pick one of these endpoints.
     fn load_balance_rules(&self, endpoints: &[SocketAddr]) -> Vec<Rule> {
         let is_proto = Statement::equals(Field::Proto, MatchValue::Proto(self.service_port.proto));
         if self.service_port.affinity_seconds.is_none() {
@@ -271,7 +275,7 @@ impl<'a> ServiceChains<'a> {
     }
 }
 
-/// The same addresses in networks of which none is inside another, as the kernel wants them.
+/// Removes networks that are contained in others. The kernel rejects overlapping intervals in a set.
 pub(crate) fn disjoint(nets: &[IpNet]) -> Vec<IpNet> {
     let mut result: Vec<IpNet> = Vec::new();
     let mut sorted = nets.to_vec();

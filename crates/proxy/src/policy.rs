@@ -1,4 +1,4 @@
-//! NetworkPolicies on this node: which of them, and which pods, have to be looked at again after a change.
+//! NetworkPolicies on this node: tracks which policies and pods must be synced after a change.
 
 pub mod plan;
 
@@ -11,16 +11,16 @@ use reconcile::{Caches, Key, Object as _};
 
 use plan::ClusterView;
 
-/// What has to be looked at.
+/// The policies and pods that must be synced.
 #[derive(Debug, Default)]
 pub struct PendingPolicies {
     pub policies: BTreeSet<Key>,
     pub pods: BTreeSet<Key>,
-    /// A namespace has other labels now.
+    /// The labels of a namespace have changed, so all policies must be synced.
     pub all: bool,
 }
 
-/// Listens to everything policies depend on; `tell` gets what to look at.
+/// Watches all objects that policies depend on. `notify` is called with what has to be synced.
 pub fn listen(
     caches: &Arc<Caches>,
     node: &str,
@@ -72,7 +72,7 @@ pub fn listen(
     });
 }
 
-/// What of a pod policies can see.
+/// The properties of a pod that policies depend on.
 fn policy_inputs(pod: &Pod) -> impl PartialEq {
     let addresses: Vec<_> = plan::addresses(pod).collect();
     (pod.metadata.labels.clone(), addresses, pod.uid().to_owned(), plan::has_network(pod))
@@ -82,7 +82,7 @@ pub fn is_on_node(pod: &Pod, node: &str) -> bool {
     pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) == Some(node)
 }
 
-/// Puts into the table what has changed. Begins no cache as long as nothing has.
+/// Updates the fragments of changed policies and pods. Does not start a cache if there are none.
 pub fn apply(
     caches: &Arc<Caches>,
     mut dirty: PendingPolicies,

@@ -1,5 +1,5 @@
-//! The way to pods on other nodes: their networks lie behind the nodes' addresses. Nodes that share a link with this one
-//! are sent packets as they are, the others inside packets of VXLAN ([`overlay`]).
+//! Routes to the pods of other nodes. Nodes on the same link as this one are used as gateways. Packets
+//! to all others are encapsulated in VXLAN ([`overlay`]).
 
 pub mod connectivity_check;
 mod overlay;
@@ -21,12 +21,13 @@ use tokio::sync::Notify;
 pub use overlay::LINK_NAMES as OVERLAYS;
 pub use route_monitor::RouteMonitor;
 
-/// What our routes are known by, among those of others in the kernel's table.
+/// The routing protocol number of our routes, which distinguishes them from those of other programs.
 const ROUTE_PROTOCOL: u8 = 0x73;
-/// How long to wait after a route could not be made.
+/// How long to wait before a retry after a route could not be added.
 const RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Keeps routes to the pods of all other nodes until the context's shutdown. They stay then, so that connections do.
+/// Keeps routes to the pods of all other nodes until shutdown. The routes stay afterwards, so that
+/// connections survive a restart.
 pub async fn run(ctx: Ctx, node: String) {
     tokio::spawn(connectivity_check::run(ctx.clone(), node.clone()));
     let node_changes = Arc::new(Notify::new());
@@ -55,7 +56,7 @@ pub async fn run(ctx: Ctx, node: String) {
                     false => tokio::time::sleep(RETRY_INTERVAL).await,
                 }
             };
-            // What we have just changed ourselves is heard as well, and found to be right.
+            // Our own changes trigger a sync, too, which then finds nothing to do.
             tokio::select! {
                 () = node_changes.notified() => {}
                 () = monitor.changed() => {}
@@ -69,7 +70,7 @@ pub async fn run(ctx: Ctx, node: String) {
     }
 }
 
-/// Makes the kernel's routes of ours those that are wanted. Whether all could be made.
+/// Makes our routes match `desired`. Returns false if a route could not be added.
 fn sync_routes(desired: &BTreeMap<IpNet, IpAddr>, own: &[IpNet], addresses: &[IpAddr]) -> bool {
     let attempt = || -> io::Result<bool> {
         let mut netlink = Netlink::open()?;
@@ -81,7 +82,7 @@ fn sync_routes(desired: &BTreeMap<IpNet, IpAddr>, own: &[IpNet], addresses: &[Ip
                 Ok((index, _)) => NextHop::Overlay { underlay: index },
                 Err(error) => {
                     complete = false;
-                    tracing::warn!(%error, %net, %node, "no way to a node, and so none to its pods");
+                    tracing::warn!(%error, %net, %node, "no route to a node, so its pods are unreachable, will retry");
                     continue;
                 }
             };
@@ -110,35 +111,36 @@ fn sync_routes(desired: &BTreeMap<IpNet, IpAddr>, own: &[IpNet], addresses: &[Ip
                 (Some(link), false) => {
                     netlink.add_route_over(link, net.first(), net.bits(), gateway, ROUTE_PROTOCOL)
                 }
-                (None, false) => Err(io::Error::other("this node has no address of that kind")),
+                (None, false) => Err(io::Error::other("this node has no address of the other node's family")),
             };
             let direct = gateway == node;
             match result {
-                Ok(()) => tracing::info!(%net, %node, direct, "pods of another node are reached"),
+                Ok(()) => tracing::info!(%net, %node, direct, "added route to the pods of a node"),
                 Err(error) => {
                     complete = false;
-                    tracing::warn!(%error, %net, %node, direct, "no route to the pods of a node");
+                    tracing::warn!(%error, %net, %node, direct, "failed to add route to the pods of a node, will retry");
                 }
             }
         }
         Ok(complete)
     };
     attempt().unwrap_or_else(|error| {
-        tracing::warn!(%error, "cannot look at routes");
+        tracing::warn!(%error, "failed to sync routes, will retry");
         false
     })
 }
 
-/// How a node's pods are reached.
+/// How the pods of a node are reached.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum NextHop {
-    /// The node shares a link with this one.
+    /// The node is on the same link.
     Direct,
-    /// There are routers between that know nothing of pods, so packets go inside others, over this link.
+    /// There are routers in between that have no routes to pods, so packets are encapsulated and sent
+    /// through this link.
     Overlay { underlay: u32 },
 }
 
-/// Removes every route of ours.
+/// Removes all our routes.
 pub fn remove_all() -> io::Result<()> {
     let mut netlink = Netlink::open()?;
     for (to, bits, gateway) in netlink.routes(ROUTE_PROTOCOL)? {

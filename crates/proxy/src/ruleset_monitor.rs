@@ -1,4 +1,4 @@
-//! What other programs change in nftables, by the kernel's notifications.
+//! Monitors the changes of other programs to nftables.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,36 +14,38 @@ use tokio::net::UnixDatagram;
 
 use crate::firewall::TABLE;
 
-/// The group of notifications about nftables, as a bit.
+/// NFNLGRP_NFTABLES, as a bit mask.
 const NFT_MULTICAST_GROUP: u32 = 1 << 6;
-/// A program that loads its rules makes many changes.
+/// The size of the receive buffer. A program that loads its rules makes many changes at once.
 const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
-/// Changes do not come alone.
+/// Changes come in groups. They are handled together after this delay.
 const BATCH_DELAY: Duration = Duration::from_millis(200);
 
-/// Hears of changes.
+/// Receives notifications of nftables changes.
 pub struct RulesetMonitor(Option<UnixDatagram>);
 
-/// What has changed.
+/// Which changes were observed.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct RulesetChanges {
-    /// Somebody has removed a part of our table.
+    /// Another program has deleted parts of our table.
     pub own_removed: bool,
-    /// Changes were lost, so anything may have changed.
+    /// Notifications were lost, so anything may have changed.
     pub has_overflow: bool,
 }
 
 impl RulesetMonitor {
-    /// From now on. Where the kernel does not tell, nothing is ever heard.
+    /// Subscribes to changes from now on. If that fails, a warning is logged and no change is ever
+    /// reported.
     pub fn open() -> RulesetMonitor {
         let socket = subscribe().map(std::os::unix::net::UnixDatagram::from).and_then(UnixDatagram::from_std);
         if let Err(error) = &socket {
-            tracing::warn!(%error, "changes of other programs to nftables are not noticed");
+            tracing::warn!(%error, "failed to subscribe to nftables changes, changes of other programs will not be noticed");
         }
         RulesetMonitor(socket.ok())
     }
 
-    /// Waits for changes to chains and rules that were not made by the socket of this port.
+    /// Waits for relevant changes, except those made by the socket with this port ID, and for others
+    /// that closely follow them.
     pub async fn changed(&self, own_port: impl Fn() -> Option<u32>) -> RulesetChanges {
         let Some(socket) = &self.0 else { return std::future::pending().await };
         let mut buffer = vec![0; 64 * 1024];
@@ -89,7 +91,8 @@ fn record(
     }
 }
 
-/// Whether a change matters, and if so, whether it removes something of ours.
+/// Whether a change is relevant (`None`: it is not), and if so, whether it deletes something from our
+/// table.
 fn changed_table(changed: &Message<'_>, own_port: Option<u32>) -> Option<bool> {
     let kind = changed.kind ^ SUBSYS_NFTABLES << 8;
     let is_removal = matches!(

@@ -1,4 +1,4 @@
-//! Listens to the cluster and keeps the table as the plans say.
+//! The main loop of the proxy: watches the cluster and keeps the nftables table in sync.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -24,41 +24,43 @@ use crate::policy;
 use crate::ruleset_monitor::{RulesetChanges, RulesetMonitor};
 
 const ZONE: &str = "topology.kubernetes.io/zone";
-/// Who asks for the ports of pods that no API server knows.
+/// The fragment owner of host ports of pods that are unknown to the API server.
 const STANDALONE_PODS: &str = "host-ports";
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
-/// How long the kernel may need until it believes that nothing leads to a chain any more.
+/// How long the kernel may need before it allows the deletion of a chain that is no longer referenced.
 const CHAIN_DELETE_DELAY: Duration = Duration::from_secs(1);
-/// How long to wait after a batch was not taken, at first and at most.
+/// The delay before a retry after a failed batch: initial and maximum.
 const INITIAL_RETRY_DELAY: Duration = Duration::from_millis(500);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
 
-/// What the proxy is told.
+/// The configuration of the proxy.
 #[derive(Clone, Debug, Default)]
 pub struct Config {
     /// The name of this node.
     pub node: String,
-    /// The networks of pods: what comes from there comes from inside.
+    /// The pod networks. Traffic from them is cluster-internal.
     pub pods: Vec<IpNet>,
-    /// The networks of Services.
+    /// The Service networks.
     pub services: Vec<IpNet>,
-    /// Whether pods reach the outside by this node's address.
+    /// Whether to masquerade traffic from pods to destinations outside the cluster.
     pub masquerade_outgoing: bool,
-    /// Whether to hold connections to NetworkPolicies, for which one has to know all pods.
+    /// Whether to enforce NetworkPolicies, which requires a watch on all pods.
     pub policies: bool,
-    /// Whether to open ports of this machine that pods ask for. Whoever says so keeps others from doing it, too.
+    /// Whether to implement host ports. Only one component on a node may do this.
     pub host_ports: bool,
-    /// The bridge with this node's addresses in its pods' ranges. Host ports can be reached from loopback addresses over
-    /// the links that have these addresses, too. Where it does not exist, as with an administrator's CNI plugins, they
-    /// cannot.
+    /// The bridge with the node's addresses in its pod CIDRs. Host ports are reachable at loopback
+    /// addresses only through this bridge and the links with its addresses. Without the bridge, as with
+    /// other CNI plugins, they are not.
     pub bridge: Option<&'static str>,
-    /// Whether to accept packets of pods in the tables of Docker, ufw and firewalld.
+    /// Whether to accept pod traffic in the tables of Docker, ufw and firewalld.
     pub accept_in_host_firewall: bool,
-    /// The same as `host_ports` for pods that no API server knows, as those are that somebody makes by the runtime's socket.
+    /// The host ports of pods that are unknown to the API server, for example pods created through the
+    /// runtime's socket.
     pub ports: Option<watch::Receiver<Vec<HostPort>>>,
 }
 
-/// Keeps the table until the context's shutdown. The table stays then, so that connections do.
+/// Keeps the table in sync until shutdown. The table stays afterwards, so that connections survive a
+/// restart.
 pub async fn run(ctx: Ctx, config: Config, firewall: Arc<dyn Firewall>) {
     let tracker = Arc::new(ChangeTracker::default());
     listen(&ctx, &config, &tracker);
@@ -89,7 +91,8 @@ pub async fn run(ctx: Ctx, config: Config, firewall: Arc<dyn Firewall>) {
     }
 }
 
-/// Keeps a table that has nothing but the ports of pods that no API server knows, and the way out, where there is one.
+/// Keeps a table with only the host ports of pods that are unknown to the API server and, if
+/// configured, masquerading.
 pub async fn run_standalone(config: Config, firewall: Arc<dyn Firewall>) {
     let (lost, guarded) = (Notify::new(), firewall.clone());
     let guard = monitor_ruleset(&config, guarded, || lost.notify_one(), None);
@@ -110,7 +113,10 @@ async fn sync_ports(config: &Config, firewall: Arc<dyn Firewall>, lost: &Notify)
                 .put(&STANDALONE_PODS.into(), host_ports::redirect_fragment(&ports.borrow_and_update()));
         }
         if let Err(error) = table.sync().await {
-            tracing::warn!(error = &error as &dyn std::error::Error, "trying again with all rules");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "failed to apply nftables rules, will retry with the full ruleset"
+            );
             table.lost = true;
             tokio::time::sleep(retry_delay).await;
             retry_delay = (retry_delay * 2).min(MAX_RETRY_DELAY);
@@ -124,15 +130,16 @@ async fn sync_ports(config: &Config, firewall: Arc<dyn Firewall>, lost: &Notify)
     }
 }
 
-/// Notices what other programs do in nftables: says when our table has lost something, and accepts packets of pods in
-/// tables that drop them. What cannot be accepted is logged, and reported by an event about the node.
+/// Monitors nftables for changes of other programs: calls `lost` when parts of our table were deleted,
+/// and accepts pod traffic in tables that drop it. Rules that cannot be changed are logged and reported
+/// as events of the node.
 async fn monitor_ruleset(
     config: &Config,
     firewall: Arc<dyn Firewall>,
     lost: impl Fn(),
     events: Option<(&Recorder, &str)>,
 ) {
-    // A fake keeps no table in the kernel.
+    // A fake firewall has no table in the kernel.
     if firewall.port().is_none() && !config.accept_in_host_firewall {
         return std::future::pending().await;
     }
@@ -142,7 +149,7 @@ async fn monitor_ruleset(
     let mut changes = RulesetChanges::default();
     loop {
         if changes.own_removed {
-            tracing::warn!("another program has removed rules of ours, writing all of them again");
+            tracing::warn!("another program deleted rules of our table, writing the full ruleset");
             lost();
         }
         if config.accept_in_host_firewall {
@@ -160,7 +167,7 @@ async fn monitor_ruleset(
                 }
                 Ok(Err(error)) => {
                     let error = &error as &dyn std::error::Error;
-                    tracing::warn!(error, "cannot accept packets of pods in the tables of other programs");
+                    tracing::warn!(error, "failed to accept pod traffic in the tables of other programs");
                 }
                 Err(_) => {}
             }
@@ -169,10 +176,10 @@ async fn monitor_ruleset(
     }
 }
 
-/// Reports obstacles that were not reported before.
+/// Reports the rules that were not reported before.
 fn report(found: &[String], before: &[String], events: Option<(&Recorder, &str)>) {
     for obstacle in found.iter().filter(|obstacle| !before.contains(obstacle)) {
-        tracing::warn!("{obstacle}; accept the networks of pods there");
+        tracing::warn!("{obstacle}; add a rule there that accepts the pod networks");
         let Some((events, node)) = events else { continue };
         let node = ObjectReference {
             kind: Some("Node".to_owned()),
@@ -184,7 +191,7 @@ fn report(found: &[String], before: &[String], events: Option<(&Recorder, &str)>
     }
 }
 
-/// Waits for a change; for ever where there is none to come.
+/// Waits for a change of the ports, forever if there can be none.
 async fn changed(ports: &mut Option<watch::Receiver<Vec<HostPort>>>) {
     if let Some(ports) = ports
         && ports.changed().await.is_ok()
@@ -194,7 +201,7 @@ async fn changed(ports: &mut Option<watch::Receiver<Vec<HostPort>>>) {
     std::future::pending().await
 }
 
-/// What has to be looked at.
+/// Collects changes between two syncs.
 #[derive(Default)]
 struct ChangeTracker {
     dirty: Mutex<PendingProxyChanges>,
@@ -204,14 +211,14 @@ struct ChangeTracker {
 #[derive(Default)]
 struct PendingProxyChanges {
     services: BTreeSet<Key>,
-    /// The node itself has changed.
+    /// The Node object has changed.
     topology: bool,
     policies: policy::PendingPolicies,
-    /// Pods with ports of this machine.
+    /// Pods with host ports.
     host_ports: BTreeSet<Key>,
-    /// The ports of pods that no API server knows.
+    /// The host ports of pods that are unknown to the API server.
     standalone_ports: bool,
-    /// Somebody else has removed a part of the table.
+    /// Another program has deleted parts of the table.
     lost: bool,
 }
 
@@ -292,18 +299,18 @@ struct Proxy {
     table: KernelTable,
     topology: NodeTopology,
     health: HealthPorts,
-    /// Of Services with UDP ports.
+    /// By Service, for those with UDP ports.
     udp_ports: HashMap<Key, Vec<UdpPortTargets>>,
-    /// Flows that may have to be forgotten once the table is right.
+    /// UDP ports whose stale conntrack entries must be deleted after the next successful sync.
     stale: Vec<UdpPortTargets>,
 }
 
-/// What the kernel is to have, and what it was told of it.
+/// The desired content of the table and its sync state.
 struct KernelTable {
     firewall: Arc<dyn Firewall>,
     rules: Ruleset,
     bridge: Option<&'static str>,
-    /// The kernel may have anything, so it is told everything.
+    /// The state of the kernel is unknown, so everything must be written.
     lost: bool,
     synced_at: Instant,
 }
@@ -323,8 +330,9 @@ impl KernelTable {
 
     async fn sync(&mut self) -> Result<(), FirewallError> {
         self.sync_rules().await?;
-        // Pods must not pass to what listens here before the rules keep them from it, and nothing is led to pods that
-        // does not pass.
+        // The order matters. `route_localnet` is enabled only after the base rules, which keep pods
+        // from services that listen on loopback addresses. The rules that redirect loopback traffic to
+        // pods follow only if it was enabled.
         let passes = self.bridge.is_some_and(|bridge| allow_loopback(bridge, true).is_ok());
         self.rules.put(&"loopback".into(), if passes { loopback() } else { Fragment::default() });
         self.sync_rules().await
@@ -341,7 +349,7 @@ impl KernelTable {
         }
         let firewall = self.firewall.clone();
         let applied = tokio::task::spawn_blocking(move || firewall.apply(&batch)).await;
-        // A panic in there is a failure like any other: nothing is known of the kernel then.
+        // A panic is handled like any other failure: the state of the kernel is unknown.
         applied.unwrap_or_else(|error| Err(FirewallError::Rejected(error.to_string())))?;
         self.lost = false;
         self.synced_at = Instant::now();
@@ -390,7 +398,10 @@ impl Proxy {
             match result {
                 Ok(()) => retry_delay = INITIAL_RETRY_DELAY,
                 Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "trying again with all rules");
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "failed to apply nftables rules, will retry with the full ruleset"
+                    );
                     self.table.lost = true;
                     tokio::time::sleep(retry_delay).await;
                     retry_delay = (retry_delay * 2).min(MAX_RETRY_DELAY);
@@ -402,7 +413,7 @@ impl Proxy {
         }
     }
 
-    /// Whether this node is another one now, as far as Services go.
+    /// Updates the topology of this node. Returns whether it has changed.
     fn update_topology(&mut self) -> bool {
         let node = self.ctx.caches.nodes().get(&Key::new("", &self.config.node));
         let zone = node.as_ref().and_then(|node| node.label(ZONE)).unwrap_or_default().to_owned();
@@ -430,7 +441,8 @@ impl Proxy {
         }
     }
 
-    /// The table only decides about new flows, so those to endpoints that are gone are made to begin anew.
+    /// The table only affects new flows. Deleting the entries of flows to removed endpoints makes them
+    /// start again.
     async fn delete_stale_conntrack(&mut self) {
         let stale = std::mem::take(&mut self.stale);
         if stale.is_empty() {
@@ -438,7 +450,7 @@ impl Proxy {
         }
         let result = tokio::task::spawn_blocking(move || conntrack::delete_stale_entries(&stale)).await;
         if let Ok(Err(error)) = result {
-            tracing::warn!(%error, "cannot clean up UDP flows");
+            tracing::warn!(%error, "failed to delete stale conntrack entries of UDP flows");
         }
     }
 }
@@ -454,7 +466,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts what it is asked for.
+    /// Counts the batches.
     #[derive(Default)]
     struct CountingFirewall(AtomicUsize);
 
@@ -495,6 +507,6 @@ mod tests {
         for _ in 0..1000 {
             tokio::task::yield_now().await;
         }
-        assert!(polled.load(Ordering::Relaxed) < 20, "it looks at the same ports over and over");
+        assert!(polled.load(Ordering::Relaxed) < 20, "unchanged ports are not synced again");
     }
 }

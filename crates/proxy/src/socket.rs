@@ -1,4 +1,4 @@
-//! A socket to netfilter in the kernel.
+//! A netlink socket to netfilter.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,16 +10,16 @@ use rustix::net::sockopt::{Timeout, set_socket_send_buffer_size_force, set_socke
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 use rustix::net::{bind, getsockname, recv, sendto, socket_with};
 
-/// The kernel answers at once; whoever waits longer has misunderstood something.
+/// The kernel responds immediately. A longer wait means that the expected response does not exist.
 const RECEIVE_TIMEOUT: Duration = Duration::from_secs(10);
-/// What the kernel keeps of a buffer for itself, generously.
+/// Extra space in the send buffer for the kernel's bookkeeping; a generous estimate.
 const SEND_BUFFER_OVERHEAD: usize = 64 * 1024;
 
 #[derive(Debug)]
 pub struct NetfilterSocket(OwnedFd);
 
 impl NetfilterSocket {
-    /// A socket for messages of up to this many bytes at once.
+    /// Opens a socket for messages of up to `bytes` bytes.
     pub fn open(bytes: usize) -> io::Result<NetfilterSocket> {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(NETFILTER))?;
@@ -30,12 +30,12 @@ impl NetfilterSocket {
         Ok(socket)
     }
 
-    /// Makes room for messages of up to this many bytes at once.
+    /// Enlarges the send buffer for messages of up to `bytes` bytes.
     pub fn grow_send_buffer(&self, bytes: usize) -> io::Result<()> {
         Ok(set_socket_send_buffer_size_force(&self.0, bytes + SEND_BUFFER_OVERHEAD)?)
     }
 
-    /// The port that the kernel has given it.
+    /// The port ID that the kernel has assigned.
     pub fn port(&self) -> Option<u32> {
         let address = SocketAddrNetlink::try_from(getsockname(&self.0).ok()?).ok()?;
         Some(address.pid()).filter(|port| *port != 0)
@@ -46,7 +46,7 @@ impl NetfilterSocket {
         Ok(())
     }
 
-    /// Waits for an answer.
+    /// Receives one datagram of response messages.
     pub fn receive<'a>(
         &self,
         buffer: &'a mut [u8],

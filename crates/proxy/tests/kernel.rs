@@ -1,5 +1,6 @@
-//! The rules in a real kernel, in networks of our own: real connections to every kind of Service, and the same
-//! table whether `nft` or we ourselves put it there. Needs root; without, the tests say that they are skipped.
+//! Tests in the kernel, in separate network namespaces: real connections to every type of Service, and
+//! a comparison of the tables written with `nft` and with netlink. They need root and are skipped
+//! without it.
 
 #[path = "kernel/net.rs"]
 mod net;
@@ -66,7 +67,7 @@ fn slice(name: &str, family: &str, proto: &str, endpoints: &[(&str, &str)]) -> E
     .unwrap()
 }
 
-/// Everything the model can say.
+/// A ruleset that uses every feature of the model.
 fn samples() -> Ruleset {
     let config = config();
     let place = NodeTopology {
@@ -113,8 +114,9 @@ fn samples() -> Ruleset {
     rules
 }
 
-/// What the kernel has. `nft` names the kind of rejection by family where it knows the family; it is the same one.
-/// Endpoints stand in a map that all rules share, and are put back into the rules here.
+/// The table as listed by `nft`, normalized. `nft` adds the ICMP type to `reject` if it knows the
+/// family, which has the same meaning. Endpoints are in maps shared by many rules and are put back into
+/// the rules here.
 fn listed() -> String {
     let text = sh("nft list table inet skiff");
     let text = text.replace(" with icmp port-unreachable", "").replace(" with icmpv6 port-unreachable", "");
@@ -169,7 +171,7 @@ fn nft_and_netlink_write_the_same_table() {
     assert!(difference.is_empty(), "{difference:#?}");
     assert!(by_us.lines().count() > 300, "{by_us}");
 
-    // Taking everything out again leaves the skeleton, and removing that leaves nothing.
+    // Removing all owners leaves the base rules. Deleting the table leaves nothing.
     rules.retain(|owner| owner.is_empty());
     kernel.apply(&rules.changes()).unwrap();
     kernel.apply(&rules.changes_and_prune()).unwrap();
@@ -200,7 +202,7 @@ fn rejected_batch_changes_nothing() {
     assert_eq!(listed(), before);
 }
 
-/// A cluster with the proxy at work in this network.
+/// A cluster with the proxy running in this network namespace.
 struct ProxyTestCluster {
     client: Client,
     stop: watch::Sender<bool>,
@@ -230,14 +232,14 @@ impl ProxyTestCluster {
         created
     }
 
-    /// Whom pods act as.
+    /// The service account of the pods.
     async fn create_service_account(&self) {
         let account = json!({"metadata": {"name": "default", "namespace": "default"}});
         let account: k8s_openapi::api::core::v1::ServiceAccount = serde_json::from_value(account).unwrap();
         self.client.create(&account).await.unwrap();
     }
 
-    /// A running pod of this node, with its port 8080 named.
+    /// A running pod on this node, with port 8080 named.
     async fn pod(&self, name: &str, address: &str) {
         let port = if name == "a" { 8081 } else { 8082 };
         let pod = json!({
@@ -277,7 +279,8 @@ impl Drop for ProxyTestCluster {
     }
 }
 
-/// Asks until the answer is as wished: rules follow the cluster after a moment.
+/// Repeats the request until the response is as expected, because rules follow the cluster with a
+/// delay.
 async fn wait_until(mut observe: impl FnMut() -> String, expected: &str) {
     let mut last = String::new();
     let wait = async {
@@ -293,7 +296,7 @@ async fn wait_until(mut observe: impl FnMut() -> String, expected: &str) {
     assert!(result.is_ok(), "{last:?} is not {expected:?}");
 }
 
-/// Runs a test of the whole role in a built network.
+/// Runs a test of the whole proxy in a network of namespaces.
 fn with_cluster<F: Future<Output = ()>>(test: &str, work: impl FnOnce(ProxyTestCluster) -> F) {
     if !inside(test) {
         return;
@@ -324,22 +327,23 @@ fn cluster_ips() {
         )
         .await;
 
-        // From one pod to the other the source stays; to itself it is the node.
+        // Between pods the source address is preserved. Connections of a pod to itself come from the
+        // node.
         let seen: BTreeSet<String> = (0..40).map(|_| tcp_request("a", "10.43.7.1:80")).collect();
         assert_eq!(seen, ["a 10.42.0.1", "b 10.42.0.5"].map(str::to_owned).into());
         let seen: BTreeSet<String> = (0..40).map(|_| tcp_request("out", "10.43.7.1:80")).collect();
         assert_eq!(seen, ["a 10.42.0.1", "b 10.42.0.1"].map(str::to_owned).into());
 
-        // Outside nobody knows pods, and among themselves they are known as they are.
+        // Outside the cluster pods appear with the node's address; among each other with their own.
         assert_eq!(tcp_request("a", "192.0.2.2:8080"), "out 192.0.2.1");
         assert_eq!(tcp_request("a", "10.42.0.6:8080"), "b 10.42.0.5");
 
-        // Other ports of the address and other addresses of the range are nobody's.
+        // Other ports of a cluster IP are rejected, and unused addresses of the range are dropped.
         assert_eq!(tcp_request("a", "10.43.7.1:81"), "refused");
         assert_eq!(tcp_request("a", "10.43.7.2:80"), "nothing");
 
         cluster.endpoints("web", "TCP", &["10.42.0.6"]).await;
-        // One answer may be chance.
+        // A single response could be a coincidence.
         let responses = || (0..20).map(|_| tcp_request("a", "10.43.7.1:80")).collect::<BTreeSet<_>>();
         wait_until(|| Vec::from_iter(responses()).join(", "), "b 10.42.0.5").await;
         assert_eq!(tcp_request("b", "10.43.7.1:80"), "b 10.42.0.1");
@@ -363,9 +367,14 @@ fn services_accept_external_traffic() {
         assert_eq!(tcp_request("out", "203.0.113.9:80"), "a 10.42.0.1");
         assert_eq!(tcp_request("node", "192.0.2.1:30080"), "a 10.42.0.1");
         assert_eq!(tcp_request("b", "192.0.2.1:30080"), "a 10.42.0.1");
-        assert_eq!(tcp_request("b", "203.0.113.1:80"), "nothing", "not from everywhere");
+        assert_eq!(
+            tcp_request("b", "203.0.113.1:80"),
+            "nothing",
+            "the source is not in loadBalancerSourceRanges"
+        );
 
-        // Local: the source is seen, and other nodes' endpoints are not for outsiders.
+        // Policy Local preserves the source address and does not use endpoints on other nodes for
+        // external traffic.
         let local = Patch::Merge(json!({"spec": {"externalTrafficPolicy": "Local"}}));
         let key = Key::new("default", "web");
         let created = cluster.client.patch::<Service>(&key, &local).await.unwrap();
@@ -374,12 +383,16 @@ fn services_accept_external_traffic() {
         wait_until(|| health(port), "HTTP/1.1 200 OK 1").await;
         cluster.endpoints("web", "TCP", &["10.42.0.5@there"]).await;
         wait_until(|| tcp_request("out", "192.0.2.1:30080"), "nothing").await;
-        assert_eq!(tcp_request("b", "192.0.2.1:30080"), "a 10.42.0.6", "from inside there is no policy");
+        assert_eq!(
+            tcp_request("b", "192.0.2.1:30080"),
+            "a 10.42.0.6",
+            "the policy does not apply to internal traffic"
+        );
         wait_until(|| health(port), "HTTP/1.1 503 Service Unavailable 0").await;
     });
 }
 
-/// The status and the weight a load balancer is told.
+/// The status and the endpoint weight in the response of a health check node port.
 fn health(port: i32) -> String {
     use std::io::{Read as _, Write as _};
     let Ok(mut stream) = std::net::TcpStream::connect(("127.0.0.1", u16::try_from(port).unwrap())) else {
@@ -405,7 +418,7 @@ fn session_affinity_is_stable() {
         wait_until(|| tcp_request("node", "10.43.7.1:80").split(' ').count().to_string(), "2").await;
         let first = tcp_request("out", "10.43.7.1:80");
         assert!((0..30).all(|_| tcp_request("out", "10.43.7.1:80") == first), "{first}");
-        // Until its endpoint goes.
+        // Until the endpoint is removed.
         let left = if first.starts_with('a') { "10.42.0.6" } else { "10.42.0.5" };
         cluster.endpoints("web", "TCP", &[left]).await;
         let other = if first.starts_with('a') { "b 10.42.0.1" } else { "a 10.42.0.1" };
@@ -435,7 +448,7 @@ fn network_policies_are_enforced() {
         cluster.pod("b", "10.42.0.6").await;
         wait_until(|| tcp_request("b", "10.42.0.5:8080"), "a 10.42.0.6").await;
         wait_until(|| tcp_request("out", "192.0.2.1:8081"), "a 192.0.2.2").await;
-        assert_eq!(tcp_request("a", "192.0.2.1:8081"), "a 10.42.0.1", "to itself by the port of the machine");
+        assert_eq!(tcp_request("a", "192.0.2.1:8081"), "a 10.42.0.1", "hairpin through the host port");
         let key = Key::new("default", "p");
         let policy = json!({
             "metadata": {"name": "p", "namespace": "default"},
@@ -445,8 +458,12 @@ fn network_policies_are_enforced() {
         cluster.client.create(&policy).await.unwrap();
         wait_until(|| tcp_request("b", "10.42.0.5:8080"), "nothing").await;
         assert_eq!(tcp_request("out", "10.42.0.5:8080"), "nothing");
-        assert_eq!(tcp_request("node", "10.42.0.5:8080"), "a 10.42.0.1", "a node always reaches its pods");
-        assert_eq!(tcp_request("a", "10.42.0.6:8080"), "b 10.42.0.5", "and answers come back");
+        assert_eq!(
+            tcp_request("node", "10.42.0.5:8080"),
+            "a 10.42.0.1",
+            "a node can always connect to its pods"
+        );
+        assert_eq!(tcp_request("a", "10.42.0.6:8080"), "b 10.42.0.5", "responses are accepted");
 
         let allow = json!({"spec": {"ingress": [
             {"from": [{"podSelector": {"matchLabels": {"name": "b"}}}], "ports": [{"port": 8000, "endPort": 8080}]},
@@ -456,7 +473,7 @@ fn network_policies_are_enforced() {
         wait_until(|| tcp_request("b", "10.42.0.5:8080"), "a 10.42.0.6").await;
         wait_until(|| tcp_request("out", "10.42.0.5:8080"), "a 192.0.2.2").await;
 
-        // By a Service it is the same: the client counts, not the way.
+        // Policies also apply to connections through a Service: the client's address counts.
         let ports = json!([{"port": 80, "nodePort": 30080, "protocol": "TCP", "name": "tcp"}]);
         cluster.service("web", json!({"type": "NodePort", "ports": ports})).await;
         cluster.endpoints("web", "TCP", &["10.42.0.5"]).await;
@@ -483,10 +500,10 @@ fn host_ports_work_at_loopback() {
         assert_eq!(
             tcp_request("node", "127.0.0.1:8080"),
             "node 127.0.0.1",
-            "what is nobody else's is the node's"
+            "an unmapped port is the node's own"
         );
 
-        // Neighbours who send packets for loopback addresses our way.
+        // Neighbours that send packets with loopback addresses to this node.
         for (name, gateway) in [("b", "10.42.0.1"), ("out", "192.0.2.1")] {
             sh(&format!(
                 "ip netns exec {name} sh -ec 'echo 1 > /proc/sys/net/ipv4/conf/all/route_localnet'
@@ -496,12 +513,12 @@ fn host_ports_work_at_loopback() {
             assert_eq!(tcp_request(name, "127.0.0.1:8080"), "nothing");
             assert_eq!(UdpClient::new(name, "127.0.0.1:8081").request(), "nothing");
         }
-        // It is the rules that keep them away.
+        // Confirms that the rules, and not the kernel, drop these packets.
         sh("nft insert rule inet skiff filter-prerouting ip daddr 127.0.0.0/8 accept");
         assert_eq!(tcp_request("b", "127.0.0.1:8080"), "node 10.42.0.6");
         assert_eq!(UdpClient::new("out", "127.0.0.1:8081").request(), "a 192.0.2.2");
 
-        // Where pods are behind something else, nothing leads there.
+        // Without the bridge's addresses, no link is known to lead to pods.
         for link in ["veth-a", "veth-b"] {
             sh(&format!("ip addr add 192.0.2.9/32 dev {link}; ip addr del 10.42.0.1/32 dev {link}"));
             sh(&format!("echo 0 > /proc/sys/net/ipv4/conf/{link}/route_localnet"));
@@ -530,7 +547,7 @@ fn pods_of_other_nodes_have_routes() {
     });
 }
 
-/// Like [`becomes`], for a line of a shell.
+/// Like [`wait_until`], for the output of a shell command.
 async fn wait_for_output(line: &str, expected: &str) {
     wait_until(|| sh(line).trim().to_owned(), expected).await;
 }
@@ -563,7 +580,7 @@ fn docker_and_ufw_accept_pod_packets() {
         let count_own_rules = "iptables -S | grep -c SKIFF || true";
         wait_for_output(count_own_rules, "0").await;
 
-        // As Docker leaves them, and as ufw does.
+        // The rules of Docker and ufw.
         for filter in ["iptables", "ip6tables"] {
             sh(&format!("{filter} -N DOCKER-USER; {filter} -A DOCKER-USER -j RETURN; {filter} -I FORWARD -j DOCKER-USER
                 {filter} -P FORWARD DROP; {filter} -P INPUT DROP"));
@@ -573,11 +590,11 @@ fn docker_and_ufw_accept_pod_packets() {
         wait_until(|| tcp_request("a", "[fd42::6]:8080"), "b fd42::5").await;
         wait_until(|| tcp_request("a", "10.42.0.1:8080"), "node 10.42.0.5").await;
         wait_until(|| tcp_request("a", "192.0.2.2:8080"), "out 192.0.2.1").await;
-        // Nobody else gets more than before.
+        // Other traffic is still dropped.
         assert_eq!(tcp_request("out", "192.0.2.1:8080"), "nothing");
         wait_for_output("iptables -S FORWARD", "-P FORWARD DROP\n-A FORWARD -m comment --comment skiff -j SKIFF-FORWARD\n-A FORWARD -j DOCKER-USER").await;
 
-        // Reloads take our rules along, wholly or in part.
+        // A reload of the firewall deletes our rules, wholly or in part.
         sh("iptables -D FORWARD 1");
         wait_until(|| tcp_request("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
         sh("iptables -F");
@@ -593,7 +610,7 @@ fn docker_and_ufw_accept_pod_packets() {
     });
 }
 
-/// The tables that firewalld loads, as far as they drop.
+/// The chains of firewalld that drop packets.
 const FIREWALLD: &str = "nft 'add table inet firewalld
     add chain inet firewalld filter_FORWARD { type filter hook forward priority filter + 10; policy accept; }
     add rule inet firewalld filter_FORWARD ct state established,related accept
@@ -611,12 +628,12 @@ fn firewalld_accepts_pods_and_other_drops_are_reported() {
         wait_until(|| tcp_request("a", "[fd42::6]:8080"), "b fd42::5").await;
         wait_until(|| tcp_request("a", "10.42.0.1:8080"), "node 10.42.0.5").await;
         assert_ne!(tcp_request("out", "192.0.2.1:8080"), "node 192.0.2.2");
-        // A reload.
+        // A reload of firewalld.
         sh(&FIREWALLD
             .replace("add table inet firewalld", "delete table inet firewalld; add table inet firewalld"));
         wait_until(|| tcp_request("a", "10.42.0.6:8080"), "b 10.42.0.5").await;
 
-        // What is an administrator's own is left alone, and named.
+        // Chains of the administrator are not changed but reported.
         sh(
             "nft 'add table inet admin; add chain inet admin forward { type filter hook forward priority 0; policy drop; }'",
         );

@@ -1,15 +1,17 @@
-//! Legacy iptables, whose rules are not nftables': they are only read, by its own program.
+//! Legacy iptables, whose rules are not visible in nftables. They are only inspected, with its own
+//! program.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Lists the tables that are in use. The program would load those that are not.
+/// The files that list the tables in use. `iptables-legacy-save` must not be called without them,
+/// because it loads the kernel modules of missing tables.
 const TABLES: [(&str, &str); 2] = [
     ("/proc/net/ip_tables_names", "iptables-legacy-save"),
     ("/proc/net/ip6_tables_names", "ip6tables-legacy-save"),
 ];
 
-/// Chains of legacy iptables that drop packets of pods, or may do so.
+/// The chains of legacy iptables that drop or may drop packets of pods.
 pub fn blocking_chains() -> Vec<String> {
     TABLES.iter().flat_map(|(names, program)| table_blocking_chains(Path::new(names), program)).collect()
 }
@@ -22,12 +24,12 @@ fn table_blocking_chains(names: &Path, program: &str) -> Vec<String> {
     match Command::new(program).args(["-t", "filter"]).output() {
         Ok(output) if output.status.success() => read(program, &String::from_utf8_lossy(&output.stdout)),
         _ => {
-            vec![format!("legacy iptables, table filter: its rules cannot be listed, since {program} fails")]
+            vec![format!("legacy iptables, table filter: failed to list rules with {program}")]
         }
     }
 }
 
-/// The chains whose policy drops and that accept no network of their own accord.
+/// The chains with policy DROP that have no rule which accepts a source network.
 fn read(program: &str, saved: &str) -> Vec<String> {
     let tool = program.trim_end_matches("-save");
     let drops = |chain: &str| saved.lines().any(|line| line.starts_with(&format!(":{chain} DROP")));
@@ -63,6 +65,6 @@ mod tests {
         assert_eq!(table_blocking_chains(&names, "no-such-program"), [""; 0]);
         std::fs::write(&names, "nat\nfilter\n").unwrap();
         let found = table_blocking_chains(&names, "no-such-program");
-        assert!(found[0].ends_with("cannot be listed, since no-such-program fails"), "{found:?}");
+        assert!(found[0].ends_with("failed to list rules with no-such-program"), "{found:?}");
     }
 }

@@ -1,4 +1,5 @@
-//! Which endpoints of a Service's port this node may use, and for which traffic.
+//! Selects the endpoints of a Service port that this node may use. Counterpart: `CategorizeEndpoints`
+//! in `pkg/proxy/topology.go`.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -10,39 +11,40 @@ use nft::{IpFamily, Proto};
 use super::NodeTopology;
 use super::service::protocol;
 
-/// One endpoint as this node sees it.
+/// An endpoint from the perspective of this node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Backend<'a> {
     pub to: SocketAddr,
     pub is_local: bool,
     pub is_ready: bool,
-    /// Answers, although it may be about to end.
+    /// The endpoint responds. It may be terminating.
     pub is_serving: bool,
     pub is_terminating: bool,
     endpoint: &'a Endpoint,
 }
 
-/// The usable endpoints, by policy. Ready ones, or else those that still answer while they end.
+/// The usable endpoints by traffic policy. If none is ready, those that are serving while they
+/// terminate.
 #[derive(Debug, Default)]
 pub struct UsableEndpoints {
-    /// For traffic that may go anywhere.
+    /// For traffic policy Cluster.
     pub cluster: Vec<SocketAddr>,
-    /// For traffic that must stay on this node.
+    /// For traffic policy Local.
     pub local: Vec<SocketAddr>,
-    /// Those of both that are on this node.
+    /// The endpoints in either list that are on this node.
     pub local_in_use: Vec<SocketAddr>,
-    /// There is one somewhere, even if not for this node.
+    /// There is a usable endpoint anywhere, not necessarily for this node.
     pub has_any: bool,
 }
 
-/// What traffic a port of a Service has.
+/// The traffic policies that a Service port needs endpoints for.
 #[derive(Clone, Copy, Debug)]
 pub struct TrafficScopes {
     pub cluster: bool,
     pub local: bool,
 }
 
-/// The endpoints behind a port, once each, sorted by address.
+/// The unique endpoints of a port, sorted by address.
 pub fn backends<'a>(
     slices: &'a [Arc<EndpointSlice>],
     ip: IpFamily,
@@ -61,7 +63,8 @@ pub fn backends<'a>(
             let address = endpoint.addresses.first().and_then(|text| text.parse::<IpAddr>().ok());
             let Some(address) = address.filter(|address| IpFamily::of(*address) == ip) else { continue };
             let backend = backend(endpoint, SocketAddr::new(address, port), topology);
-            // While a pod moves from one slice to another it may be in both.
+            // An endpoint may be in two slices while it is moved between them. A ready entry takes
+            // precedence.
             let known = found.get(&backend.to).is_some_and(|known| known.is_ready);
             if !known {
                 found.insert(backend.to, backend);
@@ -134,8 +137,9 @@ pub fn usable(backends: &[Backend<'_>], scopes: TrafficScopes, topology: &NodeTo
     usable
 }
 
-/// The ready endpoints meant for this node, else for its zone, else all. Hints count only if every ready endpoint
-/// has one and some are for us: otherwise traffic would be lost.
+/// The ready endpoints with a hint for this node, else those with a hint for its zone, else all. Hints
+/// are ignored unless every ready endpoint has one and at least one matches, because traffic would be
+/// lost otherwise.
 fn by_topology<'a>(
     backends: &'a [Backend<'a>],
     topology: &'a NodeTopology,

@@ -1,4 +1,5 @@
-//! What a Service asks for, in types.
+//! Parses the fields of a Service that the proxy needs. Counterpart: `BaseServicePortInfo` in
+//! `pkg/proxy/serviceport.go`.
 
 use std::net::IpAddr;
 
@@ -8,12 +9,12 @@ use reconcile::Object as _;
 
 use super::endpoints::TrafficScopes;
 
-/// A Service with this label is another proxy's business.
+/// Services with this label are handled by another proxy.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
-/// Upstream's, where a Service asks for affinity and says no more.
+/// The default of `sessionAffinityConfig.clientIP.timeoutSeconds`, the same as upstream.
 const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
 
-/// One port of a Service in one family of addresses.
+/// A Service port in one address family.
 #[derive(Clone, Debug)]
 pub struct ServicePortInfo<'a> {
     pub ip: IpFamily,
@@ -24,7 +25,7 @@ pub struct ServicePortInfo<'a> {
     pub node_port: Option<u16>,
     pub external_ips: Vec<IpAddr>,
     pub balancer_ips: Vec<IpAddr>,
-    /// Who may come by a load balancer's address; nobody is everybody.
+    /// `loadBalancerSourceRanges`; empty if all sources are allowed.
     pub sources: Vec<IpNet>,
     pub affinity_seconds: Option<u32>,
     pub internal_local: bool,
@@ -36,7 +37,8 @@ impl ServicePortInfo<'_> {
         self.node_port.is_some() || !self.external_ips.is_empty() || !self.balancer_ips.is_empty()
     }
 
-    /// Traffic that must stay here by policy still may go anywhere when it comes from here.
+    /// Which endpoints the port needs. External traffic from this node itself ignores policy Local, so
+    /// it needs those for policy Cluster as well.
     pub fn traffic_scopes(&self) -> TrafficScopes {
         TrafficScopes {
             cluster: !self.internal_local || self.is_external(),
@@ -45,7 +47,7 @@ impl ServicePortInfo<'_> {
     }
 }
 
-/// All ports of a Service, in all its families. None for those that a proxy has nothing to do with.
+/// All ports of a Service in all its families. Empty for Services that are not proxied.
 pub fn service_ports(service: &Service) -> Vec<ServicePortInfo<'_>> {
     let Some(spec) = service.spec.as_ref().filter(|spec| is_proxied(service, spec)) else {
         return Vec::new();
@@ -87,14 +89,14 @@ fn service_port<'a>(
     })
 }
 
-/// External policy is a matter of Services the outside can reach.
+/// `externalTrafficPolicy` applies only to Services that are reachable from outside the cluster.
 fn is_external(spec: &ServiceSpec) -> bool {
     let by_type = matches!(spec.type_.as_deref(), Some("NodePort" | "LoadBalancer"));
     by_type || spec.external_ips.as_ref().is_some_and(|ips| !ips.is_empty())
 }
 
-/// Addresses at which the load balancer hands packets on as they are. One that proxies them changes their
-/// destination itself, and must not be cut short.
+/// The load balancer IPs with `ipMode: VIP`, which receive packets with the original destination. With
+/// `ipMode: Proxy` the load balancer must not be bypassed.
 fn balancer_ips(service: &Service) -> impl Iterator<Item = &str> {
     let status = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let ingress = status.and_then(|balancer| balancer.ingress.as_ref()).into_iter().flatten();
@@ -132,7 +134,7 @@ pub fn protocol(name: &Option<String>) -> Option<Proto> {
     }
 }
 
-/// The port at which a load balancer asks whether this node has endpoints, where the Service has one.
+/// The health check node port, for load balancer Services with `externalTrafficPolicy: Local`.
 pub fn health_port(service: &Service) -> Option<u16> {
     let spec = service.spec.as_ref()?;
     let applies = spec.type_.as_deref() == Some("LoadBalancer")

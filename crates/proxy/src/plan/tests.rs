@@ -1,4 +1,4 @@
-//! Where packets go, for every kind of Service.
+//! Traces packets to every type of Service.
 
 use expect_test::{Expect, expect};
 use nft::Ruleset;
@@ -19,7 +19,7 @@ fn topology() -> NodeTopology {
     }
 }
 
-/// A Service `default/web` on port 80 of both families, with this put into its spec.
+/// Service `default/web` with port 80 in both families. `spec` is merged into its spec.
 fn service(spec: Value) -> Service {
     let mut base = json!({
         "metadata": {"name": "web", "namespace": "default"},
@@ -40,7 +40,7 @@ fn service(spec: Value) -> Service {
     serde_json::from_value(base).unwrap()
 }
 
-/// Slices of endpoints written as `10.42.0.5@here`, with what is special about them after it.
+/// EndpointSlices from a text such as `10.42.0.5@here`, with an optional property after each endpoint.
 fn slices(text: &str) -> Vec<Arc<EndpointSlice>> {
     slices_of(text, "TCP", None)
 }
@@ -92,7 +92,8 @@ fn rules(service: &Service, slices: &[Arc<EndpointSlice>]) -> Ruleset {
     rules
 }
 
-/// `10.42.0.9 > 10.43.0.1:80`, with `udp` after it or `own` before it.
+/// Parses a packet such as `10.42.0.9 > 10.43.0.1:80`, with an optional `udp` after it or `own` before
+/// it.
 fn packet(text: &str) -> Packet {
     let words: Vec<&str> = text.split_whitespace().collect();
     let own = words[0] == "own";
@@ -468,7 +469,7 @@ fn protocols() {
         "#]],
     );
     let udp_ports = plan(&service, &slices, &topology()).udp_ports;
-    assert_eq!(udp_ports.len(), 2, "one for each family");
+    assert_eq!(udp_ports.len(), 2, "one per family");
     assert_eq!(udp_ports[0].to, ["10.42.0.5:8080".parse().unwrap()].into());
 }
 

@@ -1,7 +1,8 @@
-//! What NetworkPolicies allow, as rules. Pure.
+//! Translates NetworkPolicies to nftables rules. Does no I/O.
 //!
-//! A policy is a chain for each direction that accepts what it allows, and sets of the addresses it means. A pod that
-//! some policy selects has a chain that tries each of its policies and drops the rest; a map leads to it.
+//! A policy has one chain per direction that accepts what it allows, and sets with the addresses of its
+//! peers. A pod that is selected by a policy has a chain that jumps to the chains of all its policies
+//! and drops the rest. A verdict map selects the chain by the pod's address.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -21,10 +22,10 @@ use reconcile::Object as _;
 use crate::base_ruleset::name_for_family;
 use crate::plan::{disjoint, protocol};
 
-/// Names longer than this are cut: the kernel has room for 255 bytes.
+/// Longer names are truncated. The kernel allows 255 bytes.
 const MAX_NAME_BYTES: usize = 180;
 
-/// Which way a packet goes, seen from the pod.
+/// The direction of a connection from the perspective of the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Direction {
     Ingress,
@@ -41,12 +42,12 @@ impl Direction {
         }
     }
 
-    /// The map that leads from a pod's address to its chain.
+    /// The verdict map from pod addresses to chains.
     pub fn chain_map(self, ip: IpFamily) -> Name {
         name_for_family(if self == Direction::Ingress { "ingress" } else { "egress" }, ip).into()
     }
 
-    /// The pod's end of the connection.
+    /// The packet field with the pod's address.
     fn pod_field(self, ip: IpFamily) -> Field {
         match self {
             Direction::Ingress => Field::Destination(ip),
@@ -54,7 +55,7 @@ impl Direction {
         }
     }
 
-    /// The other end of the connection.
+    /// The packet field with the peer's address.
     fn peer_field(self, ip: IpFamily) -> Field {
         match self {
             Direction::Ingress => Field::Source(ip),
@@ -63,14 +64,14 @@ impl Direction {
     }
 }
 
-/// The pods and namespaces there are.
+/// The pods and namespaces of the cluster.
 pub trait ClusterView {
     fn pods(&self, namespace: &str) -> Vec<Arc<Pod>>;
     fn namespaces(&self) -> Vec<Arc<Namespace>>;
 }
 
-/// Where packets between pods and others are caught: what leaves a pod must be allowed, and then what enters one. What
-/// the node itself sends to its pods or gets from them is always allowed, so only what it forwards is looked at.
+/// The base chains for policies, with egress before ingress. Traffic between the node itself and its
+/// pods is always allowed, so only forwarded packets are checked.
 pub fn base_rules() -> Fragment {
     let mut fragment = Fragment::default();
     for (direction, name, priority) in
@@ -91,7 +92,7 @@ pub fn base_rules() -> Fragment {
     fragment
 }
 
-/// What a policy needs in these families.
+/// The fragment of a policy in these families.
 pub fn policy(policy: &NetworkPolicy, view: &dyn ClusterView, families: &[IpFamily]) -> Fragment {
     let mut fragment = Fragment::default();
     for direction in policy_types(policy) {
@@ -115,7 +116,7 @@ pub fn policy(policy: &NetworkPolicy, view: &dyn ClusterView, families: &[IpFami
     fragment
 }
 
-/// What a pod of this node needs, given all policies of its namespace.
+/// The fragment of a pod on this node, given all policies in its namespace.
 pub fn pod(pod: &Pod, policies: &[Arc<NetworkPolicy>], families: &[IpFamily]) -> Fragment {
     let mut fragment = Fragment::default();
     let matching: Vec<&Arc<NetworkPolicy>> =
@@ -135,7 +136,7 @@ pub fn pod(pod: &Pod, policies: &[Arc<NetworkPolicy>], families: &[IpFamily]) ->
                 continue;
             }
             let chain = chain_name(&format!("pod-{}", direction.name()), *ip, pod.namespace(), pod.name());
-            // Nothing keeps a pod from itself.
+            // A pod can always connect to itself.
             let own_traffic =
                 Statement::Match { field: direction.peer_field(*ip), not: false, any: addresses.clone() };
             let mut rules = vec![rule([own_traffic, Statement::accept()])];
@@ -156,7 +157,7 @@ pub fn pod(pod: &Pod, policies: &[Arc<NetworkPolicy>], families: &[IpFamily]) ->
     fragment
 }
 
-/// Whether a policy is about a pod.
+/// Whether a policy applies to a pod.
 pub fn applies_to(policy: &NetworkPolicy, pod: &Pod) -> bool {
     let spec = policy.spec.as_ref();
     let selector = spec.and_then(|spec| spec.pod_selector.as_ref());
@@ -165,7 +166,8 @@ pub fn applies_to(policy: &NetworkPolicy, pod: &Pod) -> bool {
     policy.namespace() == pod.namespace() && has_network(pod) && selector.matches(|name| pod.label(name))
 }
 
-/// Whether what a policy allows may depend on this pod. May say yes too often.
+/// Whether the rules of a policy may depend on this pod. May return true unnecessarily, but never false
+/// wrongly.
 pub fn may_reference(policy: &NetworkPolicy, pod: &Pod) -> bool {
     let matches = |peer: &NetworkPolicyPeer| match (&peer.namespace_selector, &peer.pod_selector) {
         (None, None) => false,
@@ -175,14 +177,14 @@ pub fn may_reference(policy: &NetworkPolicy, pod: &Pod) -> bool {
     };
     let in_rules =
         Direction::BOTH.into_iter().flat_map(|direction| rules(policy, direction)).any(|(peers, ports)| {
-            // Names of ports are looked up in pods, in all of them where no peer is named.
+            // Named ports are resolved in pods; in all pods if the rule has no peers.
             let has_names = ports.iter().any(|port| matches!(port.port, Some(IntOrString::String(_))));
             peers.map_or(has_names, |peers| peers.iter().any(matches))
         });
     in_rules || applies_to(policy, pod)
 }
 
-/// A pod with a network of its own that is not over.
+/// Whether the pod has its own network and is not terminated.
 pub fn has_network(pod: &Pod) -> bool {
     let on_host = pod.spec.as_ref().and_then(|spec| spec.host_network).unwrap_or(false);
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
@@ -195,7 +197,7 @@ pub fn addresses(pod: &Pod) -> impl Iterator<Item = IpAddr> {
     pod_ips.filter_map(|ip| ip.ip.parse().ok())
 }
 
-/// Which ways a policy restricts.
+/// The effective policy types of a policy.
 fn policy_types(policy: &NetworkPolicy) -> Vec<Direction> {
     let Some(spec) = policy.spec.as_ref() else { return vec![Direction::Ingress] };
     match spec.policy_types.as_deref() {
@@ -209,7 +211,7 @@ fn policy_types(policy: &NetworkPolicy) -> Vec<Direction> {
     }
 }
 
-/// Peers, or everybody, and ports, or all.
+/// Peers (`None`: all) and ports (empty: all) of a rule.
 type AllowRule = (Option<Vec<NetworkPolicyPeer>>, Vec<NetworkPolicyPort>);
 
 fn rules(policy: &NetworkPolicy, direction: Direction) -> Vec<AllowRule> {
@@ -227,7 +229,7 @@ fn rules(policy: &NetworkPolicy, direction: Direction) -> Vec<AllowRule> {
     }
 }
 
-/// One rule of a policy in one family.
+/// Builds the statements of one policy rule in one family.
 struct RuleBuilder<'a> {
     policy: &'a NetworkPolicy,
     view: &'a dyn ClusterView,
@@ -243,7 +245,7 @@ impl RuleBuilder<'_> {
         chain_name(&what, self.ip, self.policy.namespace(), self.policy.name())
     }
 
-    /// Each way for a peer to be allowed.
+    /// The alternative matches for peers.
     fn peers(&mut self, peers: Option<&[NetworkPolicyPeer]>) -> Vec<Rule> {
         let Some(peers) = peers else { return vec![Vec::new()] };
         let mut rules: Vec<Rule> =
@@ -280,7 +282,7 @@ impl RuleBuilder<'_> {
         Some(rule)
     }
 
-    /// The pods that these peers mean.
+    /// The pods selected by these peers.
     fn pods(&self, peers: &[NetworkPolicyPeer]) -> Vec<Arc<Pod>> {
         let mut found = Vec::new();
         for peer in peers.iter().filter(|peer| peer.ip_block.is_none()) {
@@ -304,7 +306,7 @@ impl RuleBuilder<'_> {
         found
     }
 
-    /// Each way for a port to be allowed. `peers` are those of the same rule.
+    /// The alternative matches for ports. `peers` are those of the same rule.
     fn ports(&mut self, peers: &Option<Vec<NetworkPolicyPeer>>, ports: &[NetworkPolicyPort]) -> Vec<Rule> {
         if ports.is_empty() {
             return vec![Vec::new()];
@@ -341,7 +343,8 @@ impl RuleBuilder<'_> {
         rules
     }
 
-    /// Names of ports are those of the pod that is reached: one the policy selects, or one of its peers.
+    /// Named ports are resolved in the destination pods: for ingress those that the policy selects, for
+    /// egress the peers.
     fn named_ports(&mut self, peers: Option<&[NetworkPolicyPeer]>, names: &BTreeSet<(Proto, &str)>) -> Rule {
         let set = self.set_name("ports");
         self.fragment.set(&set, Set::new(&[self.ip.address(), DataType::Proto, DataType::Port]));
@@ -379,7 +382,7 @@ impl RuleBuilder<'_> {
     }
 }
 
-/// Ranges that do not touch each other.
+/// Merges overlapping and adjacent ranges.
 fn merge_ranges(mut ranges: Vec<(u16, u16)>) -> Vec<MatchValue> {
     ranges.sort();
     let mut result: Vec<(u16, u16)> = Vec::new();
@@ -398,7 +401,7 @@ fn policy_chain(policy: &NetworkPolicy, direction: Direction, ip: IpFamily) -> N
     chain_name(&format!("allow-{}", direction.name()), ip, policy.namespace(), policy.name())
 }
 
-/// A name that the kernel has room for.
+/// A chain or set name, truncated and made unique with a hash if it is too long for the kernel.
 pub(crate) fn chain_name(what: &str, ip: IpFamily, namespace: &str, name: &str) -> Name {
     let full = format!("{}/{namespace}/{name}", name_for_family(what, ip));
     if full.len() <= MAX_NAME_BYTES {
@@ -406,7 +409,7 @@ pub(crate) fn chain_name(what: &str, ip: IpFamily, namespace: &str, name: &str) 
     }
     let mut hasher = DefaultHasher::new();
     full.hash(&mut hasher);
-    // Names of objects are ASCII, so every byte is a place to cut.
+    // Object names are ASCII, so any byte index is a character boundary.
     format!("{}-{:016x}", full.get(..MAX_NAME_BYTES).unwrap_or_default(), hasher.finish()).into()
 }
 

@@ -1,7 +1,8 @@
-//! Tries the way to the pods of every node once it is there: TCP and UDP, small packets and large ones, from the pods'
-//! network of this node to that of the other and back. What fails is told in an event of this node that names the cause.
+//! Checks the connectivity to the pods of every node: TCP and UDP, small and large packets, from the
+//! pod network of this node to that of the other and back. Failures are reported as an event of this
+//! node that names the probable cause.
 //!
-//! Every node answers, to nobody but other nodes and pods.
+//! Every node also runs an echo server for the checks of others, which responds only to nodes and pods.
 
 mod echo;
 pub mod verdict;
@@ -22,23 +23,23 @@ use tokio::task::AbortHandle;
 use super::plan;
 use verdict::{CheckResults, failure_message};
 
-/// Where nodes answer.
+/// The port of the echo server.
 pub const PORT: u16 = 10247;
 const SMALL_PACKET_BYTES: usize = 64;
-/// Nearly all that fits into a packet of Ethernet inside another.
+/// Close to the largest packet that fits into an Ethernet frame when encapsulated.
 const LARGE_UDP_BYTES: usize = 1400;
-/// More than one packet of the largest size.
+/// More than one segment of the maximum size.
 const LARGE_TCP_BYTES: usize = 16 << 10;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// Trials until a failure is believed: the other node may be about to make its network. And the pauses between, and
-/// afterwards.
+/// The number of attempts before a failure is reported, because the other node may still be setting up
+/// its network; and the intervals before and after that.
 const MAX_ATTEMPTS: usize = 10;
 const RETRY_INTERVAL: Duration = Duration::from_secs(3);
 const FAILED_RETRY_INTERVAL: Duration = Duration::from_secs(60);
-/// Trials at the same time.
+/// The number of checks that may run concurrently.
 const MAX_CONCURRENT_CHECKS: usize = 8;
 
-/// Answers other nodes and tries them until the context's shutdown.
+/// Runs the echo server and the checks until shutdown.
 pub async fn run(ctx: Ctx, own: String) {
     let ctx = Ctx { events: ctx.events.from("kube-proxy"), ..ctx };
     let mut shutdown = ctx.shutdown.clone();
@@ -84,7 +85,7 @@ async fn check_all_nodes(ctx: &Ctx, own: &str) {
     }
 }
 
-/// Ends a task when nobody is interested any more.
+/// Aborts the task when dropped.
 struct CheckTask(AbortHandle);
 
 impl Drop for CheckTask {
@@ -93,7 +94,7 @@ impl Drop for CheckTask {
     }
 }
 
-/// Where the pods of a node are, once it can have any.
+/// The pod networks of a node, if it is Ready and has any.
 fn reachable_routes(node: &Arc<Node>) -> Option<Routes> {
     let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
     let ready =
@@ -105,7 +106,7 @@ struct ConnectivityCheck {
     ctx: Ctx,
     own: String,
     name: String,
-    /// Each network there with an address of this node's own pods' network.
+    /// The networks of the other node with the node's address, and the source address for the check.
     paths: Vec<(IpNet, IpAddr, IpAddr)>,
 }
 
@@ -116,7 +117,7 @@ fn new_check(ctx: Ctx, own: String, name: String, from: Routes, to: Routes) -> C
     ConnectivityCheck { ctx, own, name, paths }
 }
 
-/// A node's address in the network of its pods.
+/// The node's own address in its pod network.
 fn gateway(net: IpNet) -> Option<IpAddr> {
     match net.first() {
         IpAddr::V4(first) => first.to_bits().checked_add(1).map(|bits| IpAddr::V4(bits.into())),
@@ -137,9 +138,10 @@ impl ConnectivityCheck {
                 let direct = IpFamily::of(*node) == IpFamily::of(net.first()) && is_direct(*node).await;
                 match failure_message(&results, &self.name, *net, *node, direct) {
                     None => {
-                        tracing::debug!(node = self.name, %net, "pods of another node answer");
+                        tracing::debug!(node = self.name, %net, "connectivity check of a node succeeded");
                         if reported {
-                            let message = format!("The pods' network {net} of node {} answers.", self.name);
+                            let message =
+                                format!("The pod network {net} of node {} is reachable.", self.name);
                             self.record_event(|events, node| events.normal(node, "PodNetworkWorks", message));
                         }
                         break;
@@ -168,7 +170,7 @@ async fn is_direct(node: IpAddr) -> bool {
     tokio::task::spawn_blocking(look).await.is_ok_and(|way| way.is_ok_and(|(_, gateway)| gateway.is_none()))
 }
 
-/// Small and large packets of both kinds, to a node and back.
+/// Sends small and large packets with UDP and TCP, and waits for the echo.
 async fn send_and_receive(from: IpAddr, to: SocketAddr) -> CheckResults {
     let within = async |work: std::pin::Pin<Box<dyn Future<Output = std::io::Result<()>> + Send>>| {
         tokio::time::timeout(ANSWER_TIMEOUT, work).await.is_ok_and(|result| result.is_ok())

@@ -1,8 +1,8 @@
-//! Links to nodes behind routers: packets of pods go inside packets of UDP between nodes (VXLAN), one link for each kind
-//! of packets they go in. What goes inside may be of the other kind.
+//! VXLAN links to nodes behind routers, one link per address family of the nodes. The encapsulated
+//! packets may be of the other family. Counterpart: flannel's VXLAN backend.
 //!
-//! Nothing has to be learnt or told: a node's hardware address on such a link follows from its own address, and the
-//! gateway to its pods is the first address of their network, which nothing else has.
+//! Nothing has to be learned or announced: a node's MAC address on the link is derived from its IP
+//! address, and the gateway to its pods is the first address of their network, which nothing else uses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -13,17 +13,18 @@ use sys::netlink::{FdbEntry, Netlink, Overlay};
 
 use super::NextHop;
 
-/// What the links are called: over IPv4, and over IPv6.
+/// The names of the links over IPv4 and IPv6.
 pub const LINK_NAMES: [&str; 2] = ["skiff-vxlan", "skiff-vxlan6"];
-/// The port everybody else uses who does this in Linux.
+/// The default VXLAN port of Linux, as flannel uses it.
 pub const PORT: u16 = 8472;
 const VNI: u32 = 0x736b;
-/// What is around a packet: Ethernet, IPv4 or IPv6, UDP and VXLAN.
+/// The overhead of encapsulation: Ethernet, IPv4 or IPv6, UDP and VXLAN headers.
 const HEADER_OVERHEAD_BYTES: [u32; 2] = [50, 70];
-/// Of a link of which nothing is known.
+/// The MTU of a link that was not found.
 const DEFAULT_MTU: u32 = 1500;
 
-/// Makes the links lead to the nodes that need them. The number of each, where there is need of it.
+/// Creates or deletes the links and updates their neighbours. Returns the index of each link that
+/// exists.
 pub fn sync_links(
     netlink: &mut Netlink,
     next_hops: &BTreeMap<IpNet, (NextHop, IpAddr)>,
@@ -54,7 +55,8 @@ pub fn sync_links(
     Ok(indexes)
 }
 
-/// One link, to nodes with their networks and the links by which packets to them leave.
+/// Updates one link. `remote_nodes` has the nodes by their pod networks, with the index of the link
+/// that leads to each.
 fn sync_link(
     netlink: &mut Netlink,
     remote_nodes: &BTreeMap<IpNet, (IpAddr, u32)>,
@@ -70,7 +72,7 @@ fn sync_link(
     let overlay = Overlay { name: LINK_NAMES[kind], id: VNI, port: PORT, mac: mac(address), mtu, over_v6 };
     let index = netlink.ensure_overlay(&overlay)?;
     for net in own {
-        // What this node itself sends to pods elsewhere comes from here.
+        // The source address of packets from this node to pods on other nodes.
         netlink.add_address(index, net.first(), if net.is_v6() { 128 } else { 32 })?;
     }
     let desired: BTreeSet<FdbEntry> =
@@ -88,11 +90,11 @@ fn sync_link(
     Ok(index)
 }
 
-/// A node's hardware address on these links: its address, or what an address of IPv6 comes to in as many bits.
+/// A node's MAC address on the link: its IPv4 address, or a 32-bit hash of its IPv6 address.
 fn mac(node: IpAddr) -> [u8; 6] {
     let [a, b, c, d] = match node {
         IpAddr::V4(node) => node.octets(),
-        // FNV-1a: each bit of the address counts, and nodes are few.
+        // FNV-1a, which depends on every bit of the address. Collisions are unlikely with so few nodes.
         IpAddr::V6(node) => {
             let mix = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
             node.octets().iter().fold(0x811c_9dc5, mix).to_be_bytes()

@@ -1,4 +1,4 @@
-//! Which networks lie behind which nodes. Pure.
+//! Computes which pod networks are reached through which nodes. Does no I/O.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -7,13 +7,13 @@ use k8s_openapi::api::core::v1::Node;
 use nft::{IpFamily, IpNet};
 use reconcile::Object as _;
 
-/// The networks of all nodes but our own, with the address each is reached by.
+/// The pod networks of all other nodes, with the address of the node.
 pub fn plan<'a>(nodes: impl Iterator<Item = &'a Node>, own: &str) -> BTreeMap<IpNet, IpAddr> {
     nodes.filter(|node| node.name() != own).flat_map(routes_to).collect()
 }
 
-/// The networks of a node's pods, each with the node's address of the same family, or of the other if it has none:
-/// packets of either kind can go inside those of either kind.
+/// The pod networks of a node, each with the node's address of the same family if there is one.
+/// Otherwise the other family is used: packets can be encapsulated in either.
 pub fn routes_to(node: &Node) -> Vec<(IpNet, IpAddr)> {
     let addresses = addresses(node);
     let with_node_address = |net: IpNet| {
@@ -23,14 +23,14 @@ pub fn routes_to(node: &Node) -> Vec<(IpNet, IpAddr)> {
     networks(node).into_iter().filter_map(with_node_address).collect()
 }
 
-/// Where other nodes reach a node.
+/// The internal addresses of a node.
 pub fn addresses(node: &Node) -> Vec<IpAddr> {
     let addresses = node.status.as_ref().and_then(|status| status.addresses.as_ref()).into_iter().flatten();
     let internal = addresses.filter(|address| address.type_ == "InternalIP");
     internal.filter_map(|address| address.address.parse().ok()).collect()
 }
 
-/// The networks of a node's pods.
+/// The pod CIDRs of a node.
 pub fn networks(node: &Node) -> Vec<IpNet> {
     let cidrs = node.spec.as_ref().and_then(|spec| spec.pod_cidrs.as_ref()).into_iter().flatten();
     cidrs.filter_map(|text| text.parse::<IpNet>().ok()).collect()

@@ -1,38 +1,40 @@
-//! What the kernel tells of addresses and routes, which others change too: a network that is set up anew takes our
-//! routes with it.
+//! Monitors addresses and routes of this host. Other programs change these, too: when a network
+//! interface is reconfigured, our routes are deleted with it.
 
 use std::time::Duration;
 
 use tokio::net::UnixDatagram;
 
-/// Changes do not come alone: after an address there are routes.
+/// Changes come in groups, for example an address and its routes. They are handled together after this
+/// delay.
 const BATCH_DELAY: Duration = Duration::from_millis(500);
 
-/// Tells that addresses or routes of this machine have changed.
+/// Notifies of changes to addresses and routes of this host.
 pub struct RouteMonitor(Option<UnixDatagram>);
 
 impl RouteMonitor {
-    /// From now on. Where the kernel does not tell, nothing is ever heard.
+    /// Subscribes to changes from now on. If that fails, a warning is logged and no change is ever
+    /// reported.
     pub fn open() -> RouteMonitor {
-        // A socket of datagrams like any other, as far as reading from it goes.
+        // tokio has no type for netlink sockets. For reading, one behaves like a datagram socket.
         let socket = sys::netlink::subscribe_changes().map(std::os::unix::net::UnixDatagram::from);
         let socket = socket.and_then(UnixDatagram::from_std);
         if let Err(error) = &socket {
-            tracing::warn!(%error, "the kernel does not tell of changes to addresses and routes");
+            tracing::warn!(%error, "failed to subscribe to address and route changes, they will not be noticed");
         }
         RouteMonitor(socket.ok())
     }
 
-    /// Whether the kernel does not tell.
+    /// Whether the subscription failed.
     pub fn is_closed(&self) -> bool {
         self.0.is_none()
     }
 
-    /// Waits until there was a change, and for those that come with it.
+    /// Waits for a change and for others that closely follow it.
     pub async fn changed(&self) {
         let Some(socket) = &self.0 else { return std::future::pending().await };
         let mut buffer = [0; 8192];
-        // Too much for the socket to hold is news as well, and an error.
+        // An overflow of the receive buffer is an error here, but also means that there were changes.
         let _ = socket.recv(&mut buffer).await;
         tokio::time::sleep(BATCH_DELAY).await;
         while socket.try_recv(&mut buffer).is_ok() {}

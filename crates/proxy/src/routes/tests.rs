@@ -1,4 +1,4 @@
-//! Two nodes in a real kernel with a router between them that knows nothing of pods.
+//! Tests in the kernel with two nodes and a router between them that has no routes to pods.
 
 use std::fs::File;
 use std::net::{IpAddr, UdpSocket};
@@ -12,7 +12,7 @@ use rustix::thread::UnshareFlags;
 
 use super::{OVERLAYS, sync_routes};
 
-/// Does something in the network of a node.
+/// Runs `work` in the network namespace of a node.
 fn inside<T: Send>(network: &File, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -30,7 +30,7 @@ fn sh(script: &str) {
     assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A new network, and what was done in it.
+/// Creates a network namespace and runs `script` in it.
 fn network(script: &str) -> File {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -45,7 +45,7 @@ fn network(script: &str) -> File {
 struct Node {
     network: File,
     address: IpAddr,
-    /// Of its pods: one of each kind, with an address in it.
+    /// The pod network and a pod address in each family.
     pods: [(IpNet, IpAddr); 2],
 }
 
@@ -71,7 +71,7 @@ impl Node {
         Node { network, address: address.parse().unwrap(), pods }
     }
 
-    /// Hands the other end of this node's link to the router.
+    /// Moves the peer of this node's link to the router.
     fn connect(&self, number: u8, router: &str) {
         inside(&self.network, || sh(&format!("ip link set far{number} netns {router}")));
     }
@@ -82,7 +82,7 @@ impl Node {
         inside(&self.network, || sync_routes(&desired, &own, &[self.address]))
     }
 
-    /// Whether a large packet from an address of ours comes back from another.
+    /// Whether a large packet from `from` is received by the other node and answered.
     fn gets_reply(&self, from: IpAddr, other: &Node, to: IpAddr) -> bool {
         let (ready, is_ready) = mpsc::channel();
         std::thread::scope(|scope| {
@@ -104,12 +104,12 @@ impl Node {
             inside(&self.network, || {
                 let socket = UdpSocket::bind((from, 0)).unwrap();
                 socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
-                // No way at all, where there is not even one out.
+                // There is no route.
                 if socket.connect((to, 9000)).is_err() {
                     return false;
                 }
                 let mut buffer = [0; 2000];
-                // Packets may be lost; the small one ends the other side.
+                // Packets may be lost. The small packet ends the receiver.
                 let received = (0..5).any(|_| {
                     socket.send(&[7; 1400]).is_ok()
                         && socket.recv(&mut buffer).is_ok_and(|count| count == 1400)
@@ -128,7 +128,7 @@ fn check(over_v6: bool) {
         return eprintln!("skipped: needs root, ip and sysctl");
     }
     let nodes = [Node::new(1, over_v6), Node::new(2, over_v6)];
-    // A process stays there, since links are given away by its number.
+    // A process in the router's namespace is needed, because links are moved to it by process ID.
     let mut router = Command::new("unshare").args(["--net", "sleep", "100"]).spawn().unwrap();
     let place = format!("/proc/{}/ns/net", router.id());
     let own = std::fs::read_link("/proc/self/ns/net").unwrap();
@@ -152,8 +152,8 @@ fn check(over_v6: bool) {
     let received = || {
         a.pods.iter().zip(&b.pods).map(|((_, from), (_, to))| a.gets_reply(*from, b, *to)).collect::<Vec<_>>()
     };
-    assert_eq!(received(), [false, false], "the router knows nothing of pods");
-    // Again changes nothing.
+    assert_eq!(received(), [false, false], "the router has no routes to pods");
+    // A repeated sync changes nothing.
     for _ in 0..2 {
         assert!(a.sync_routes_to(b) && b.sync_routes_to(a));
     }
@@ -162,7 +162,7 @@ fn check(over_v6: bool) {
         let mut netlink = sys::netlink::Netlink::open().unwrap();
         let current = OVERLAYS.map(|name| netlink.link(name).unwrap().is_some());
         assert_eq!(current, [!over_v6, over_v6]);
-        assert!(sync_routes(&Default::default(), &[], &[]), "nobody is left");
+        assert!(sync_routes(&Default::default(), &[], &[]), "all nodes are removed");
         assert_eq!(OVERLAYS.map(|name| netlink.link(name).unwrap()), [None, None]);
     });
     let _ = router.kill();

@@ -1,5 +1,5 @@
-//! Networks of our own: the test runs itself again in a fresh network and mount namespace, where a node, pods and
-//! the outside are made; all of it goes with the process.
+//! Network namespaces for tests. A test runs itself again in a new network and mount namespace, in
+//! which a node, pods and an external host are created. Everything is removed when the process exits.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -14,10 +14,11 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 const INSIDE: &str = "SKIFF_TEST_INSIDE";
 const BRIDGE: &str = "pods";
 const RANGES: [&str; 2] = ["10.42.0.0/24", "fd42::/64"];
-/// How long a client waits before it says that nobody answers.
+/// How long a client waits for a response.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Whether we are inside. Outside, runs the test of this name inside and fails if it does.
+/// Whether this process is inside the namespaces. Otherwise runs the named test inside, and fails if it
+/// fails.
 #[track_caller]
 pub fn inside(test: &str) -> bool {
     if std::env::var_os(INSIDE).is_some() {
@@ -45,7 +46,7 @@ pub fn inside(test: &str) -> bool {
     false
 }
 
-/// Runs a command that must succeed. Returns what it said.
+/// Runs a shell command that must succeed and returns its output.
 #[track_caller]
 pub fn sh(line: &str) -> String {
     let output = Command::new("sh").args(["-ec", line]).output().unwrap();
@@ -53,8 +54,8 @@ pub fn sh(line: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// A node with two pods and a machine outside. As on most machines, what passes a bridge passes by the rules, and a
-/// packet must come in where its answer would go out.
+/// Creates a node with two pods and an external host. As on most hosts, bridged packets bypass
+/// netfilter and strict reverse path filtering is on.
 pub fn build() {
     sh("mount -t tmpfs none /run
         ip link set lo up
@@ -88,7 +89,7 @@ pub fn build() {
         ip -n out addr add 2001:db8::2/64 dev eth0 nodad; ip -n out route add default via 2001:db8::1");
 }
 
-/// Runs `work` in the namespace of this name, in a thread of its own; `node` is where we are.
+/// Runs `work` in the named namespace, on a separate thread. `node` is the current namespace.
 fn run_in_namespace<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
@@ -105,7 +106,7 @@ fn run_in_namespace<T: Send + 'static>(
     receiver
 }
 
-/// Serves TCP and UDP on port 8080 of every address; answers with its name and who asks.
+/// Serves TCP and UDP on port 8080 of all addresses. Responds with its name and the client's address.
 pub fn serve(name: &'static str) {
     let ready = run_in_namespace(name, move || {
         let tcp = TcpListener::bind("[::]:8080").unwrap();
@@ -127,7 +128,7 @@ pub fn serve(name: &'static str) {
     ready.recv().unwrap();
 }
 
-/// What a client at `place` is answered over TCP: the answer, or how it fails.
+/// Sends a TCP request from a namespace. Returns the response or how it failed.
 pub fn tcp_request(namespace: &str, to: &str) -> String {
     let to: SocketAddr = to.parse().unwrap();
     let answer = run_in_namespace(namespace, move || -> io::Result<String> {

@@ -1,4 +1,4 @@
-//! Who reaches whom under which policies, by the rules.
+//! Traces connections between pods under various policies.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,8 @@ fn address(name: &str) -> IpAddr {
     ADDRESSES.into_iter().collect::<BTreeMap<_, _>>()[name].parse().unwrap()
 }
 
-/// Pods `web`, `api` and `far` in `default`, `web` in `other`; each is labelled with its name.
+/// Pods `web`, `api` and `far` in namespace `default` and `web` in `other`. Each is labelled with its
+/// name.
 fn policy_test_cluster() -> PolicyTestCluster {
     let pod = |full: &str, more: Value| {
         let (namespace, name) = full.split_once('/').unwrap_or(("default", full));
@@ -72,7 +73,7 @@ fn policy_test_cluster() -> PolicyTestCluster {
     }
 }
 
-/// What becomes of connections between these, each written `api > web:8080`.
+/// Traces connections, each written as `api > web:8080`, and compares the results.
 #[track_caller]
 fn check(specs: &[Value], connections: &[&str], expected: Expect) {
     let cluster = policy_test_cluster();
@@ -209,7 +210,7 @@ fn ingress_from_pods_and_namespaces() {
     );
     let both = ingress(json!([{
         "namespaceSelector": {}, "podSelector": {"matchExpressions": [
-            {"key": "app", "operator": "In", "values": ["far", "nobody"]},
+            {"key": "app", "operator": "In", "values": ["far", "missing"]},
         ]},
     }]));
     check(
@@ -225,7 +226,7 @@ fn ingress_from_pods_and_namespaces() {
         web > api:9000 yes
     "#]],
     );
-    // What one allows is allowed.
+    // Policies are additive.
     check(
         &[by_pod, by_namespace],
         &ALL,

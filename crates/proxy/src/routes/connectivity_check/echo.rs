@@ -1,4 +1,4 @@
-//! Says back to other nodes what they say.
+//! The echo server for connectivity checks of other nodes.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use tokio::sync::Semaphore;
 use super::super::plan;
 use super::{LARGE_TCP_BYTES, PORT};
 
-/// Nobody needs longer for a trial, or more of them at once.
+/// Limits on the connections to the echo server, higher than a check needs.
 const ECHO_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_CONCURRENT_STREAMS: usize = 64;
 
-/// Answers for as long as it is polled. Without the port, nobody is answered.
+/// Runs the echo server until it is dropped. If the port is in use, it logs that and does nothing.
 pub async fn run(ctx: &Ctx) {
-    // Of both families where the machine has both.
+    // One dual-stack socket if the host has IPv6.
     let both = SocketAddr::from((Ipv6Addr::UNSPECIFIED, PORT));
     let v4 = SocketAddr::from(([0, 0, 0, 0], PORT));
     let sockets = async |address: SocketAddr| -> std::io::Result<(UdpSocket, TcpListener)> {
@@ -31,13 +31,13 @@ pub async fn run(ctx: &Ctx) {
     match bound {
         Ok((udp, tcp)) => drop(tokio::join!(answer_udp(ctx, udp), answer_tcp(ctx, tcp))),
         Err(error) => {
-            tracing::info!(%error, port = PORT, "other nodes cannot try the way to this one's pods");
+            tracing::info!(%error, port = PORT, "failed to listen, other nodes cannot check the connectivity to this node's pods");
             std::future::pending().await
         }
     }
 }
 
-/// Pods and nodes alone: whoever else asks is not answered, so that nobody is flooded by way of this.
+/// Only nodes and pods get a response, so that the server cannot be used for reflection attacks.
 fn is_allowed(ctx: &Ctx, from: IpAddr) -> bool {
     let from = from.to_canonical();
     ctx.caches.nodes().all().iter().any(|node| {
@@ -48,7 +48,7 @@ fn is_allowed(ctx: &Ctx, from: IpAddr) -> bool {
 async fn answer_udp(ctx: &Ctx, socket: UdpSocket) {
     let mut buffer = vec![0; 2048];
     loop {
-        // A failure is one of an earlier answer, which somebody did not want.
+        // Errors here are ICMP errors for earlier responses.
         let Ok((count, from)) = socket.recv_from(&mut buffer).await else { continue };
         if is_allowed(ctx, from.ip()) {
             let _ = socket.send_to(&buffer[..count], from).await;

@@ -1,4 +1,4 @@
-//! What the outcome of a trial means. Pure.
+//! Interprets the results of a connectivity check. Does no I/O.
 
 use std::net::IpAddr;
 
@@ -6,7 +6,7 @@ use nft::IpNet;
 
 use crate::routes::overlay;
 
-/// What came back.
+/// Which packets came back.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CheckResults {
     pub udp: bool,
@@ -15,7 +15,7 @@ pub struct CheckResults {
     pub large_tcp: bool,
 }
 
-/// Why the way to a node's pods does not work; `None` if it does.
+/// Describes why the pods of a node cannot be reached; `None` if they can.
 pub fn failure_message(
     results: &CheckResults,
     name: &str,
@@ -31,12 +31,12 @@ pub fn failure_message(
     };
     let what = match (udp || tcp, udp, tcp) {
         (false, ..) if direct => format!(
-            "no packets come back: either node {name} at {node} cannot be reached, or what is between lets no packets \
-             of pods pass (clouds check sources and destinations unless told not to)"
+            "no packets come back: either node {name} at {node} cannot be reached, or the network between drops packets \
+             of pods (clouds check source and destination addresses by default)"
         ),
         (false, ..) => format!(
-            "no packets come back: either node {name} at {node} cannot be reached, or a firewall between does not let \
-             UDP port {} pass",
+            "no packets come back: either node {name} at {node} cannot be reached, or a firewall between blocks \
+             UDP port {}",
             overlay::PORT
         ),
         (_, false, _) | (_, _, false) => {
@@ -47,13 +47,13 @@ pub fn failure_message(
             )
         }
         _ if !large_udp || !large_tcp => format!(
-            "small packets come through and large ones of {} do not: the link between carries smaller packets than \
-             this node's believes (MTU)",
+            "small packets come through and large ones of {} do not: the link between has a smaller MTU than \
+             the one of this node",
             kinds(!large_udp, !large_tcp)
         ),
         _ => return None,
     };
-    Some(format!("The pods' network {net} of node {name} does not answer: {what}."))
+    Some(format!("The pod network {net} of node {name} is not reachable: {what}."))
 }
 
 #[cfg(test)]
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn failure_message_contains_the_cause() {
         check([true; 4], true, "");
-        check([false; 4], true, "clouds check sources");
+        check([false; 4], true, "clouds check source");
         check([false; 4], false, "UDP port 8472");
         check([true, true, false, false], true, "UDP comes through and TCP does not");
         check([false, false, true, true], true, "TCP comes through and UDP does not");
