@@ -1,26 +1,30 @@
-//! How much a pod may send and receive, as the annotations of its pod say.
+//! Bandwidth limits of pods, from the annotations `kubernetes.io/ingress-bandwidth` and
+//! `kubernetes.io/egress-bandwidth`.
+//!
+//! Counterpart: the CNI `bandwidth` plugin.
 
 use std::io;
 
 use serde::{Deserialize, Serialize};
 use sys::netlink::{Netlink, Rate};
 
-/// Longer than this no packet waits for its turn, as CNI's own program has it.
+/// The longest time a packet may be queued. The CNI `bandwidth` plugin has the same value.
 const LATENCY_MS: u64 = 25;
-/// What may go at once beyond what the rate allows in this time; bursts of less than a few packets make no sense.
+/// The burst is the amount that the rate allows in this time, but at least [`MIN_BURST_BYTES`]: less
+/// than a few packets would stall the link.
 const BURST_MS: u64 = 100;
 const MIN_BURST_BYTES: u64 = 16 << 10;
 
-/// Bits a second; zero is no limit.
+/// Limits in bits per second; 0 means unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bandwidth {
-    /// To the pod.
+    /// Traffic to the pod.
     pub ingress: u64,
-    /// From the pod.
+    /// Traffic from the pod.
     pub egress: u64,
 }
 
-/// Lets a link send no more than so many bits a second, where that is limited.
+/// Limits what a link sends to `bits` per second; 0 means unlimited.
 pub(crate) fn limit(netlink: &mut Netlink, index: u32, bits: u64) -> io::Result<()> {
     if bits == 0 {
         return Ok(());

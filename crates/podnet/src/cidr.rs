@@ -1,10 +1,10 @@
-//! Ranges of addresses.
+//! CIDR ranges that pod addresses are allocated from.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
-/// A range such as `10.42.0.0/24`; bits behind the prefix are zero.
+/// A range such as `10.42.0.0/24`. Host bits are always zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Cidr {
     base: u128,
@@ -17,7 +17,7 @@ impl Cidr {
         if self.is_v4 { 32 } else { 128 }
     }
 
-    /// The range of this length that an address is in.
+    /// The range with this prefix length that contains `ip`.
     pub fn around(ip: IpAddr, prefix: u8) -> Cidr {
         let (value, is_v4) = number(ip);
         let bits = if is_v4 { 32 } else { 128 };
@@ -25,7 +25,7 @@ impl Cidr {
         Cidr { base: value & mask(prefix, bits), prefix, is_v4 }
     }
 
-    /// Its first address, which stands for the range as a whole.
+    /// The network address.
     pub fn base(self) -> IpAddr {
         self.address(self.base)
     }
@@ -34,20 +34,21 @@ impl Cidr {
         self.prefix
     }
 
-    /// The n-th address, as long as it is in the range and none of those with a meaning of their own.
+    /// The n-th address of the range. `None` for the network address, the IPv4 broadcast address and
+    /// anything outside.
     pub fn nth(self, n: u64) -> Option<IpAddr> {
         let size = 1u128.checked_shl(u32::from(self.bits() - self.prefix)).unwrap_or(u128::MAX);
-        // The last address of an IPv4 network speaks to everybody.
+        // The last address of an IPv4 range is the broadcast address.
         let last = if self.is_v4 { size.saturating_sub(2) } else { size.saturating_sub(1) };
         (n > 0 && u128::from(n) <= last).then(|| self.address(self.base + u128::from(n)))
     }
 
-    /// This node's own address in it.
+    /// The node's own address in the range.
     pub fn gateway(self) -> IpAddr {
         self.nth(1).unwrap_or_else(|| self.address(self.base))
     }
 
-    /// The first part of it that is this small; the range itself where it is no larger.
+    /// The first subrange with this prefix length, or the range itself if it is not larger.
     pub fn first(self, prefix: u8) -> Cidr {
         Cidr { prefix: prefix.clamp(self.prefix, self.bits()), ..self }
     }
@@ -82,7 +83,7 @@ impl FromStr for Cidr {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Cidr, String> {
-        let wrong = || format!("{text:?} is not a range of addresses such as 10.42.0.0/24");
+        let wrong = || format!("{text:?} is not a CIDR such as 10.42.0.0/24");
         let (ip, prefix) = text.split_once('/').ok_or_else(wrong)?;
         let (base, is_v4) = number(ip.parse().map_err(|_| wrong())?);
         let bits = if is_v4 { 32 } else { 128 };

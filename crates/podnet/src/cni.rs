@@ -1,8 +1,11 @@
-//! Networks that the administrator has set up in CNI's words: their programs do the work, by CNI's specification.
+//! Networks configured by the administrator's CNI plugins.
 //!
-//! A network is a list of programs, each of which is told what the one before it has done ([`Network`]). What came of
-//! it is kept in a file, so that it can be undone as it was done, whatever has become of the configuration since. Read
-//! [`Programs::add`].
+//! A network is a list of plugins; each receives the result of the one before it ([`Network`]). The
+//! attachment is cached in a file with its configuration and result, so that `DEL` runs with the
+//! configuration that `ADD` had, even if the configuration directory has changed since. Start reading
+//! at [`CniPlugins::add`].
+//!
+//! Upstream: `libcni` in github.com/containernetworking/cni.
 
 mod config;
 mod run;
@@ -16,58 +19,61 @@ use serde_json::{Map, Value, json};
 
 pub use config::{Network, load};
 
-/// Why a network of CNI's does not work.
+/// An error of a CNI operation.
 #[derive(Debug, thiserror::Error)]
 pub enum CniError {
     #[error("cannot read {}", path.display())]
     Read { path: PathBuf, source: std::io::Error },
     #[error("cannot write {}", path.display())]
     Write { path: PathBuf, source: std::io::Error },
-    #[error("error parsing configuration {}: {why}", path.display())]
-    Config { path: PathBuf, why: String },
+    #[error("error parsing configuration {}: {reason}", path.display())]
+    Config { path: PathBuf, reason: String },
     #[error("failed to find plugin {name:?} in path {dirs:?}")]
     NoPlugin { name: String, dirs: Vec<PathBuf> },
-    #[error("plugin type={name:?} failed ({command}): {why}")]
-    Failed { name: String, command: String, why: String },
-    #[error("plugin type={name:?} failed ({command}): no answer within {seconds} s")]
+    #[error("plugin type={name:?} failed ({command}): {reason}")]
+    Failed { name: String, command: String, reason: String },
+    #[error("plugin type={name:?} failed ({command}): timed out after {seconds} s")]
     Late { name: String, command: String, seconds: u64 },
 }
 
-/// Whose network it is about.
+/// The container that an operation is about, as `RuntimeConf` in libcni.
 #[derive(Clone, Debug)]
 pub struct RuntimeConf<'a> {
     pub id: &'a str,
-    /// None for one that is gone already.
+    /// `None` if the namespace does not exist any more.
     pub namespace: Option<PathBuf>,
-    /// `NAME=value`, for programs that want to know more.
+    /// `CNI_ARGS`, as `NAME=value`.
     pub args: Vec<(String, String)>,
-    /// What is wanted of those programs that can do it, by name: `portMappings`, `bandwidth`.
+    /// Capability arguments by name (`portMappings`, `bandwidth`), for plugins that declare the
+    /// capability.
     pub capabilities: Map<String, Value>,
 }
 
-/// Where programs are, and where is written down what they have done.
+/// The plugin directories and the directory of cached attachments.
 #[derive(Clone, Debug)]
 pub struct CniPlugins {
     pub dirs: Vec<PathBuf>,
     pub cache: PathBuf,
 }
 
-/// Before the names of files that are being written.
+/// The prefix of files that are being written.
 const PARTIAL_PREFIX: &str = ".";
 
-/// What is written down of an attachment.
+/// A cached attachment.
 struct CachedAttachment {
     network: Network,
     args: Vec<(String, String)>,
     capabilities: Map<String, Value>,
-    /// Null for one that was never finished.
+    /// Null if `ADD` was not completed.
     result: Value,
 }
 
 impl CniPlugins {
-    /// Attaches; answers with the addresses. What fails is undone, now or by a later [`Programs::delete`].
+    /// Runs `ADD` and returns the addresses. After a failure the attachment is removed again, now or by
+    /// a later [`CniPlugins::delete`].
     pub fn add(&self, network: &Network, runtime_conf: &RuntimeConf<'_>) -> Result<Vec<IpAddr>, CniError> {
-        // Before anything is done: whoever is killed in the middle must be able to undo it.
+        // The cache entry is written first, so that an `ADD` that is interrupted by a crash can be
+        // deleted.
         self.write_cache(network, runtime_conf, &Value::Null)?;
         let mut previous = Value::Null;
         for plugin in &network.plugins {
@@ -86,14 +92,15 @@ impl CniPlugins {
         Ok(addresses(&previous))
     }
 
-    /// Undoes what could not be done as a whole. What cannot be undone stays written down.
+    /// Deletes a failed attachment. If that fails, too, the cache entry stays for a later
+    /// [`CniPlugins::delete`].
     fn rollback(&self, network: &Network, runtime_conf: &RuntimeConf<'_>, result: &Value) {
         if self.run_delete(network, runtime_conf, result).is_ok() {
             let _ = fs::remove_file(self.cache_path(runtime_conf.id));
         }
     }
 
-    /// As CNI's own library does, so that other programs understand it. A result that is not known yet is left out.
+    /// Writes the cache entry in libcni's format. A null result is left out.
     fn write_cache(
         &self,
         network: &Network,
@@ -107,7 +114,7 @@ impl CniPlugins {
         if !result.is_null() {
             record["result"] = result.clone();
         }
-        // Under its name as a whole or not at all.
+        // Write to a temporary file and rename it: the entry must never be partial.
         let (path, partial) = (self.cache_path(runtime_conf.id), self.partial_path(runtime_conf.id));
         let written = fs::create_dir_all(&self.cache)
             .and_then(|()| fs::write(&partial, record.to_string()))
@@ -116,10 +123,10 @@ impl CniPlugins {
         written.map_err(|source| CniError::Write { path, source })
     }
 
-    /// Whether it still is as it was made.
+    /// Runs `CHECK` on the attachment.
     pub fn check(&self, id: &str, namespace: &Path) -> Result<(), CniError> {
         let Some(cached) = self.cached(id) else { return Ok(()) };
-        // Nothing is known of one that was never finished.
+        // An attachment that was not completed has no result to check.
         if !cached.network.supports_check() || cached.result.is_null() {
             return Ok(());
         }
@@ -130,7 +137,7 @@ impl CniPlugins {
         Ok(())
     }
 
-    /// Undoes what was done; nothing where nothing was.
+    /// Runs `DEL`. Does nothing if there is no attachment.
     pub fn delete(&self, id: &str, namespace: Option<PathBuf>) -> Result<(), CniError> {
         if let Some(cached) = self.cached(id) {
             self.run_delete(&cached.network, &cached.runtime_conf(id, namespace), &cached.result)?;
@@ -140,7 +147,7 @@ impl CniPlugins {
         Ok(())
     }
 
-    /// The ids of all that are attached, or may be, by what was written down.
+    /// The IDs of all containers that are attached or may be, according to the cache.
     pub fn cached_ids(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.cache).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -185,10 +192,10 @@ impl CachedAttachment {
     }
 }
 
-/// The addresses of a result, as the versions have them.
+/// The addresses in a result, in the format of any CNI version.
 fn addresses(result: &Value) -> Vec<IpAddr> {
     let listed = result["ips"].as_array().into_iter().flatten().map(|ip| &ip["address"]);
-    // Before 0.3.0.
+    // The format before CNI 0.3.0.
     let old = ["ip4", "ip6"].into_iter().map(|family| &result[family]["ip"]);
     let strings = listed.chain(old).filter_map(Value::as_str);
     strings.filter_map(|text| text.split('/').next()?.parse().ok()).collect()

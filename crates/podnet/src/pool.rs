@@ -1,5 +1,5 @@
-//! Addresses given out, and to whom. What is known of a pod has its addresses, so that a later skiff says them again
-//! ([`Pool::hold`]) and nothing else has to be written down.
+//! Allocation of pod addresses. The pool is not persisted: after a restart the addresses in the records
+//! of existing pods are reserved again with [`Pool::reserve`].
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 
 use crate::{Cidr, Error};
 
-/// The first of a range that is a pod's: the one before it is this node's.
+/// The index of the first pod address in a range. The one before it is the node's gateway address.
 const FIRST_POD_INDEX: u64 = 2;
 
-/// Addresses of this node's pods.
+/// The pod addresses of this node.
 #[derive(Debug, Default)]
 pub struct Pool {
     state: Mutex<PoolState>,
@@ -20,12 +20,12 @@ pub struct Pool {
 #[derive(Debug, Default)]
 struct PoolState {
     owners: BTreeMap<IpAddr, String>,
-    /// Where to look next: an address that has just been given back is not given out at once.
+    /// The index where the search starts, so that a released address is not reused immediately.
     next: u64,
 }
 
 impl Pool {
-    /// One address of each range.
+    /// Allocates one address from each range, or none at all.
     pub fn allocate(&self, ranges: &[Cidr], owner: &str) -> Result<Vec<IpAddr>, Error> {
         let mut state = self.state.lock();
         let taken: Result<Vec<IpAddr>, Error> =
@@ -36,12 +36,12 @@ impl Pool {
         taken
     }
 
-    /// An owner has this address already.
+    /// Marks an address as allocated to `owner`.
     pub fn reserve(&self, ip: IpAddr, owner: &str) {
         self.state.lock().owners.insert(ip, owner.to_owned());
     }
 
-    /// All addresses of an owner are free again.
+    /// Releases all addresses of an owner.
     pub fn release(&self, owner: &str) {
         self.state.lock().release(owner);
     }

@@ -1,5 +1,5 @@
-//! Links, addresses and routes of pods that are not as [`attach`](crate::attach) has made them: somebody has removed
-//! them, or an earlier skiff has attached the pod to the bridge.
+//! Repairs links, addresses and routes of pods that were removed by another program, and moves pods off
+//! the bridge that an earlier version attached to it.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -12,12 +12,12 @@ use crate::{
     Attachment, Error, POD_INTERFACE, ROUTE_PROTOCOL, attach_in, configure, kernel_error, node_mac, route,
 };
 
-/// Those of the attachments that are not complete on this node's side.
+/// The attachments that are incomplete on the node's side.
 pub fn incomplete(attachments: Vec<Attachment>) -> Result<Vec<Attachment>, Error> {
     if attachments.is_empty() {
         return Ok(attachments);
     }
-    let mut host = Netlink::open().map_err(kernel_error("speak to the kernel about networks"))?;
+    let mut host = Netlink::open().map_err(kernel_error("open a netlink socket"))?;
     let links = host.links().map_err(kernel_error("list links"))?;
     let addresses = host.all_addresses().map_err(kernel_error("list addresses"))?;
     let routes = host.link_routes(ROUTE_PROTOCOL).map_err(kernel_error("list routes"))?;
@@ -38,10 +38,12 @@ pub fn incomplete(attachments: Vec<Attachment>) -> Result<Vec<Attachment>, Error
     Ok(attachments.into_iter().filter(|attachment| !is_complete(attachment)).collect())
 }
 
-/// Attaches a pod again, whose network namespace this is. What is in place stays, so that connections do.
+/// Restores the attachment of the pod with this network namespace. What exists is kept, so that
+/// connections survive.
 pub fn restore(attachment: &Attachment, namespace: File) -> Result<(), Error> {
-    let mut host = Netlink::open().map_err(kernel_error("speak to the kernel about networks"))?;
-    let link = host.link(&attachment.link).map_err(kernel_error("look for the pod's link on this node"))?;
+    let mut host = Netlink::open().map_err(kernel_error("open a netlink socket"))?;
+    let link =
+        host.link(&attachment.link).map_err(kernel_error("look up the node's end of the pod's link"))?;
     let Some(link) = link else {
         return run_in_namespace(namespace, |own| attach_in(&mut host, attachment, own));
     };
@@ -57,18 +59,20 @@ pub fn restore(attachment: &Attachment, namespace: File) -> Result<(), Error> {
     Ok(())
 }
 
-/// Takes the link of an earlier skiff's pod off the bridge.
+/// Detaches a link that an earlier version attached to the bridge.
 fn detach_from_bridge(host: &mut Netlink, link: &Link, attachment: &Attachment) -> Result<(), Error> {
     host.set_master(link.index, 0)
-        .map_err(kernel_error(format!("take {} off its bridge", attachment.link)))?;
-    let named = kernel_error(format!("give {} its hardware address", attachment.link));
+        .map_err(kernel_error(format!("detach {} from its bridge", attachment.link)))?;
+    let named = kernel_error(format!("set the MAC address of {}", attachment.link));
     host.set_mac(link.index, node_mac(attachment)).map_err(named)
 }
 
-/// In a pod's network: other pods are no longer on its link, and are reached by the gateway.
+/// Removes the pod's routes to its subnet: other pods are no longer on its link and are reached through
+/// the gateway.
 fn remove_subnet_routes(attachment: &Attachment) -> Result<(), Error> {
-    let mut inside = Netlink::open().map_err(kernel_error("speak to the kernel about the pod's network"))?;
-    let Some(link) = inside.link(POD_INTERFACE).map_err(kernel_error("look for the pod's link"))? else {
+    let mut inside =
+        Netlink::open().map_err(kernel_error("open a netlink socket in the pod's network namespace"))?;
+    let Some(link) = inside.link(POD_INTERFACE).map_err(kernel_error("look up the pod's link"))? else {
         return Ok(());
     };
     for address in &attachment.addresses {
@@ -79,7 +83,8 @@ fn remove_subnet_routes(attachment: &Attachment) -> Result<(), Error> {
     Ok(())
 }
 
-/// Does something in a network namespace, in a thread of its own, which is thrown away.
+/// Runs `work` in a network namespace, on a separate thread that ends afterwards, so that no other code
+/// runs there.
 fn run_in_namespace(
     namespace: File,
     work: impl FnOnce(File) -> Result<(), Error> + Send,
@@ -90,12 +95,14 @@ fn run_in_namespace(
     };
     std::thread::scope(|scope| {
         let task = scope.spawn(|| {
-            enter().map_err(kernel_error("enter the pod's network"))?;
-            let own = namespace.try_clone().map_err(kernel_error("keep the pod's network"))?;
+            enter().map_err(kernel_error("enter the pod's network namespace"))?;
+            let own = namespace
+                .try_clone()
+                .map_err(kernel_error("duplicate the handle of the pod's network namespace"))?;
             work(own)
         });
         task.join().unwrap_or_else(|_| {
-            Err(kernel_error("enter the pod's network")(std::io::ErrorKind::Other.into()))
+            Err(kernel_error("enter the pod's network namespace")(std::io::ErrorKind::Other.into()))
         })
     })
 }

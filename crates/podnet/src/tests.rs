@@ -17,8 +17,8 @@ fn cidr_ranges() {
     check("10.42.0.0/16", "10.42.0.0/16 10.42.0.1 10.42.255.254 10.42.0.0/24");
     check("10.42.7.9/24", "10.42.7.0/24 10.42.7.1 10.42.7.254 10.42.7.0/24");
     check("fd00::/120", "fd00::/120 fd00::1 fd00::ff fd00::/120");
-    check("10.0.0.0/33", "\"10.0.0.0/33\" is not a range of addresses such as 10.42.0.0/24");
-    check("nonsense", "\"nonsense\" is not a range of addresses such as 10.42.0.0/24");
+    check("10.0.0.0/33", "\"10.0.0.0/33\" is not a CIDR such as 10.42.0.0/24");
+    check("nonsense", "\"nonsense\" is not a CIDR such as 10.42.0.0/24");
 }
 
 #[test]
@@ -31,8 +31,8 @@ fn released_addresses_are_not_reused_immediately() {
     pool.release("b");
     assert_eq!([take("d").unwrap(), take("e").unwrap()], ["10.0.0.5", "10.0.0.6"]);
     assert_eq!(take("f").unwrap(), "10.0.0.3");
-    assert_eq!(take("g").unwrap_err().to_string(), "no address is free in 10.0.0.0/29");
-    // Another process, after a crash.
+    assert_eq!(take("g").unwrap_err().to_string(), "no free pod address in 10.0.0.0/29");
+    // A new process after a crash.
     let again = Pool::default();
     again.reserve("10.0.0.2".parse().unwrap(), "a");
     assert_eq!(again.allocate(&ranges, "h").unwrap()[0].to_string(), "10.0.0.3");
@@ -46,14 +46,14 @@ fn pod_can_connect_to_its_node() {
             return eprintln!("skipped: needs root");
         }
         let range: Cidr = "10.9.0.0/24".parse().unwrap();
-        // One of an earlier skiff, which followed its ports.
+        // The bridge of an earlier version took its MAC address from its ports.
         Netlink::open().unwrap().ensure_bridge("skiff0", DEFAULT_MTU, [2; 6]).unwrap();
         prepare("skiff0", &[range]).unwrap();
         let bridge = |host: &mut Netlink| host.link("skiff0").unwrap().unwrap().mac;
         let accept_ra = |link: &str| format!("/proc/sys/net/ipv6/conf/{link}/accept_ra");
         let accepts = |link: &str| std::fs::read_to_string(accept_ra(link)).is_ok_and(|text| text != "0\n");
         assert!(!accepts("skiff0"));
-        // One that somebody else has made is no different.
+        // A bridge created by another program gets the same settings.
         let _ = std::fs::write(accept_ra("skiff0"), "2");
         prepare("skiff0", &[range]).unwrap();
         assert!(!accepts("skiff0"));
@@ -70,7 +70,7 @@ fn pod_can_connect_to_its_node() {
             addresses: vec![address],
             bandwidth,
         };
-        // `attach` is for a process; this is a thread, whose namespace is found elsewhere.
+        // `attach` uses the namespace of the process; this test needs that of the thread.
         let own = std::fs::File::open("/proc/thread-self/ns/net").unwrap();
         attach_in(&mut host, &attachment, own).unwrap();
         let accepts_inside = accepts(POD_INTERFACE);
@@ -81,7 +81,7 @@ fn pod_can_connect_to_its_node() {
         rustix::thread::move_into_link_name_space(node.as_fd(), None).unwrap();
         assert_eq!(links("sk").unwrap(), ["skiff0", "skpod1"]);
         assert!(!accepts("skpod1"));
-        assert_eq!(accepts_inside, accepts("lo"), "what the pod itself believes is its own affair");
+        assert_eq!(accepts_inside, accepts("lo"), "settings inside the pod are not changed");
         detach("skpod1").unwrap();
         detach("skpod1").unwrap();
         assert_eq!(bridge(&mut host), [0x0a, 0x58, 10, 9, 0, 1]);
@@ -90,7 +90,7 @@ fn pod_can_connect_to_its_node() {
     std::thread::spawn(checks).join().unwrap();
 }
 
-/// A network namespace with no links but a loopback.
+/// Creates a network namespace that has only a loopback interface.
 fn namespace() -> std::fs::File {
     let create = || {
         sys::process::unshare(rustix::thread::UnshareFlags::NEWNET).unwrap();
@@ -99,7 +99,7 @@ fn namespace() -> std::fs::File {
     std::thread::spawn(create).join().unwrap()
 }
 
-/// Runs something in a network namespace, by a thread of its own.
+/// Runs `work` in a network namespace, on a separate thread.
 fn in_namespace<T: Send>(namespace: &std::fs::File, work: impl FnOnce() -> T + Send) -> T {
     let entered = || {
         rustix::thread::move_into_link_name_space(namespace.as_fd(), None).unwrap();
@@ -123,7 +123,7 @@ fn pod(number: u64) -> Attachment {
     }
 }
 
-/// Answers on a port of its own for as long as the test runs; says which.
+/// Accepts connections until the test ends. Returns the port.
 fn listen_at(address: IpAddr) -> u16 {
     let listener = std::net::TcpListener::bind((address, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -131,7 +131,7 @@ fn listen_at(address: IpAddr) -> u16 {
     port
 }
 
-/// Whether one pod reaches both addresses of another.
+/// Whether one pod can connect to both addresses of another.
 fn can_connect(from: &std::fs::File, to: &std::fs::File, number: u64) -> bool {
     pod(number).addresses.iter().all(|address| {
         let port = in_namespace(to, || listen_at(address.ip));
@@ -143,7 +143,7 @@ fn can_connect(from: &std::fs::File, to: &std::fs::File, number: u64) -> bool {
     })
 }
 
-/// Runs a test in a network namespace of its own.
+/// Runs a test in a new network namespace.
 fn run_on_test_node(test: impl FnOnce() + Send + 'static) {
     let checks = || {
         if sys::process::unshare(rustix::thread::UnshareFlags::NEWNET).is_err() {
@@ -162,7 +162,7 @@ fn pods_can_connect_to_each_other_through_the_node() {
         restore(&pod(2), a.try_clone().unwrap()).unwrap();
         restore(&pod(3), b.try_clone().unwrap()).unwrap();
         assert!(can_connect(&a, &b, 3) && can_connect(&b, &a, 2));
-        // No packet passes by the node's IP layer.
+        // Without forwarding no packet can pass through the node's IP layer.
         for switch in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
             std::fs::write(format!("/proc/sys/net/{switch}"), "0").unwrap();
         }
@@ -213,7 +213,7 @@ fn restore_can_detach_pods_from_the_bridge() {
         let [a, b] = [namespace(), namespace()];
         let mut host = Netlink::open().unwrap();
         let bridge = host.link("skiff0").unwrap().unwrap().index;
-        // As an earlier skiff attached them.
+        // Attached to the bridge, as by an earlier version.
         for (number, namespace) in [(2, &a), (3, &b)] {
             let attachment = pod(number);
             let veth = Veth {

@@ -1,4 +1,4 @@
-//! Configurations of networks, as files in a directory.
+//! Loads CNI network configurations from a directory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,21 +7,22 @@ use serde_json::{Value, json};
 
 use super::CniError;
 
-/// Below this programs know nothing of `CHECK`.
+/// `CHECK` was introduced in this version of the specification.
 const MIN_CHECK_VERSION: [u64; 3] = [0, 4, 0];
 
-/// A network: programs to be run one after the other.
+/// A network: a list of plugins that run in order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Network {
     pub name: String,
     pub version: String,
-    /// Each is what the program is given, and has its `type`.
+    /// The configuration of each plugin, with its `type`.
     pub plugins: Vec<Value>,
     disable_check: bool,
 }
 
-/// The first network of a directory by the names of the files; `None` where there is none. One that cannot be
-/// understood is left out, as everybody does it, as long as there is another.
+/// Loads the first valid network of a directory, sorted by file name; `None` if there is none. As in
+/// other runtimes, invalid files are skipped if a valid one follows; otherwise the first error is
+/// returned.
 pub fn load(dir: &Path, except: &[&str]) -> Result<Option<Network>, CniError> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -46,14 +47,14 @@ pub fn load(dir: &Path, except: &[&str]) -> Result<Option<Network>, CniError> {
         };
         match Network::parse(&text) {
             Ok(network) => return Ok(Some(network)),
-            Err(why) => drop(broken.get_or_insert(CniError::Config { path, why })),
+            Err(reason) => drop(broken.get_or_insert(CniError::Config { path, reason })),
         }
     }
     broken.map_or(Ok(None), Err)
 }
 
 impl Network {
-    /// A list of programs, or a single one.
+    /// Parses a plugin list or a single plugin configuration.
     pub fn parse(text: &str) -> Result<Network, String> {
         let value: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let word = |name: &str| value[name].as_str().unwrap_or_default().to_owned();
@@ -68,7 +69,7 @@ impl Network {
         }
         for plugin in &plugins {
             let name = plugin["type"].as_str().unwrap_or_default();
-            // It is going to be run, from where programs are and from nowhere else.
+            // The name is joined to the plugin directories and must not lead out of them.
             if name.is_empty() || name.contains('/') || name == ".." {
                 return Err("missing 'type'".to_owned());
             }

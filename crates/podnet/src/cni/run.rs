@@ -1,4 +1,4 @@
-//! Running one of CNI's programs.
+//! Runs CNI plugins.
 
 use std::io::{Read, Write as _};
 use std::path::PathBuf;
@@ -10,12 +10,12 @@ use serde_json::{Map, Value};
 
 use super::{CniError, CniPlugins, Network, RuntimeConf};
 
-/// For a program to do its work.
+/// How long a plugin may run.
 const PLUGIN_TIMEOUT: Duration = Duration::from_secs(120);
-/// Programs that answer with more are mad.
+/// Output beyond this is ignored.
 const MAX_OUTPUT_BYTES: u64 = 4 << 20;
 
-/// Runs a program; answers with its result, which commands other than `ADD` do not have.
+/// Runs a plugin and returns its result. Only `ADD` has one.
 pub fn invoke(
     cni_plugins: &CniPlugins,
     network: &Network,
@@ -28,7 +28,8 @@ pub fn invoke(
     let found = cni_plugins.dirs.iter().map(|dir| dir.join(&name)).find(|path| path.is_file());
     let path =
         found.ok_or_else(|| CniError::NoPlugin { name: name.clone(), dirs: cni_plugins.dirs.clone() })?;
-    let failed = |why: String| CniError::Failed { name: name.clone(), command: command.to_lowercase(), why };
+    let failed =
+        |reason: String| CniError::Failed { name: name.clone(), command: command.to_lowercase(), reason };
     let input = input(network, plugin, runtime_conf, previous);
     let args: Vec<String> = runtime_conf.args.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let namespace = runtime_conf.namespace.clone().unwrap_or_default();
@@ -46,10 +47,11 @@ pub fn invoke(
         .map_err(|error| failed(format!("cannot run {}: {error}", path.display())))?;
     let (sender, receiver) = mpsc::channel();
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-    // Threads of their own, so that one that neither reads nor answers is not waited for.
+    // Input and output are handled on separate threads, so that a plugin that neither reads nor writes
+    // cannot block the timeout.
     std::thread::spawn(move || {
         if let Some(mut stdin) = stdin {
-            // One that needs no input may be gone already.
+            // A plugin that needs no input may have exited already, which makes the write fail.
             let _ = stdin.write_all(input.to_string().as_bytes());
         }
         let error_output = std::thread::spawn(move || text(stderr));
@@ -71,12 +73,13 @@ pub fn invoke(
     }
     match (command, value) {
         ("ADD", Some(result)) if result.is_object() => Ok(result),
-        ("ADD", _) => Err(failed(format!("its result is not JSON: {:?}", answer.trim()))),
+        ("ADD", _) => Err(failed(format!("invalid result, expected a JSON object: {:?}", answer.trim()))),
         _ => Ok(Value::Null),
     }
 }
 
-/// What the program is to know: its own part of the configuration and what came before.
+/// The plugin's input: its configuration with the previous result and the capability arguments it
+/// declares.
 fn input(network: &Network, plugin: &Value, runtime_conf: &RuntimeConf<'_>, previous: &Value) -> Value {
     let mut config = plugin.as_object().cloned().unwrap_or_default();
     config.insert("name".to_owned(), network.name.as_str().into());
@@ -94,7 +97,7 @@ fn input(network: &Network, plugin: &Value, runtime_conf: &RuntimeConf<'_>, prev
     config.into()
 }
 
-/// Why it failed, in its own words.
+/// The error message of a failed plugin.
 fn error_message(answer: Option<&Value>, text: &str, error_output: &str) -> String {
     let word = |name: &str| answer.and_then(|answer| answer[name].as_str()).unwrap_or_default();
     match (word("msg"), word("details")) {

@@ -1,4 +1,4 @@
-//! Against programs that are scripts and write down how they were called.
+//! Tests with plugins that are shell scripts and log their calls.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -20,7 +20,7 @@ impl TestEnv {
         TestEnv { dir, cni_plugins }
     }
 
-    /// A program that writes down its command, namespace and input, and then does this.
+    /// Installs a plugin that logs its command, namespace and input and then runs `then`.
     fn program(&self, name: &str, then: &str) {
         let path = self.dir.path().join("bin").join(name);
         let log = self.dir.path().join("log");
@@ -81,7 +81,7 @@ fn plugins_receive_the_previous_result() {
     );
     assert_eq!(env.cni_plugins.cached_ids(), ["abc"]);
 
-    // By what was written down: in their order, and in the end the other way round.
+    // `CHECK` and `DEL` use the cached configuration. `DEL` runs in reverse order.
     env.cni_plugins.check("abc", Path::new("/proc/7/ns/net")).unwrap();
     let commands = |log: Vec<String>| {
         log.iter().map(|line| line.splitn(3, ' ').take(2).collect::<Vec<_>>().join(" ")).collect::<Vec<_>>()
@@ -120,18 +120,18 @@ fn failed_add_runs_delete_and_reports_reason() {
     assert!(error.to_string().starts_with("failed to find plugin \"second\" in path ["), "{error}");
 }
 
-/// Whoever runs programs may be killed before they answer, and another one comes later.
+/// The runtime may be killed during `ADD`. Its successor must be able to delete the attachment.
 #[test]
 fn interrupted_add_can_be_deleted() {
     let env = TestEnv::new();
     env.program("first", FIRST);
-    // What a later skiff would see, if this one were killed now.
+    // A copy of the cache as the next process would find it if this one were killed now.
     let seen = env.dir.path().join("seen");
     env.program(
         "second",
         &format!("test $CNI_COMMAND = DEL || cp -r {} {}", env.cni_plugins.cache.display(), seen.display()),
     );
-    assert!(env.cni_plugins.add(&network(), &attached("abc")).is_err(), "it has no result");
+    assert!(env.cni_plugins.add(&network(), &attached("abc")).is_err(), "the plugin returns no result");
     env.log();
     env.program("second", "true");
     let later = CniPlugins { cache: seen, ..env.cni_plugins.clone() };
@@ -145,14 +145,14 @@ fn interrupted_add_can_be_deleted() {
     assert!(log.iter().all(|line| !line.contains("prevResult")), "{log:?}");
     assert!(log[0].contains("K8S_POD_NAME=web") && log[0].contains("portMappings"), "{log:?}");
     assert!(later.cached_ids().is_empty());
-    // It was not even written down.
+    // The cache entry itself was only partially written.
     std::fs::write(later.cache.join(".abc"), "{").unwrap();
     assert_eq!(later.cached_ids(), ["abc"]);
     later.delete("abc", None).unwrap();
     assert!(later.cached_ids().is_empty() && env.log().is_empty());
 }
 
-/// An address that could not be given back is not forgotten.
+/// An address that was not released stays recorded.
 #[test]
 fn delete_succeeds_after_failed_rollback() {
     let env = TestEnv::new();
