@@ -1,4 +1,5 @@
-//! A certificate authority: a self-signed certificate and its key, kept as `<name>.crt` and `<name>.key`.
+//! A certificate authority: a self-signed certificate and its key, stored as `<name>.crt` and
+//! `<name>.key`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,12 +12,14 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 use crate::{Error, file};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-/// Authorities are the root of every trust in the cluster, and replacing one is work for a person.
+/// Ten years, as kubeadm's CAs. An authority is never replaced automatically, because everything in the
+/// cluster trusts it.
 const LIFETIME: Duration = Duration::from_secs(3650 * DAY.as_secs());
-/// Certificates start a little in the past, for machines whose clocks lag behind the signer's.
+/// `notBefore` lies in the past by this much, so that machines whose clocks are behind accept the
+/// certificate.
 const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
 
-/// A certificate authority that can sign.
+/// A certificate authority with its private key.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
@@ -25,10 +28,11 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// Reads `<name>.crt` and `<name>.key` from `dir`, making what is missing.
+    /// Reads `<name>.crt` and `<name>.key` from `dir` and creates what is missing.
     ///
-    /// A key without a certificate (an interrupted first start) gets a certificate; a certificate without
-    /// its key is an error, since a new key would silently distrust everything signed so far.
+    /// If only the key exists (an interrupted first start), a certificate is created for it. A
+    /// certificate without its key is an error: a new key would invalidate all certificates signed so
+    /// far.
     pub fn load_or_create(dir: &Path, name: &str, now: Timestamp) -> Result<Authority, Error> {
         file::private_dir(dir)?;
         let cert_path = dir.join(format!("{name}.crt"));
@@ -54,13 +58,13 @@ impl Authority {
         Authority::from_parts(pem, key, cert_path, now)
     }
 
-    /// Reads an authority that must be there.
+    /// Reads an existing authority. Missing files are an error.
     pub fn load(certificate: &Path, key: &Path, now: Timestamp) -> Result<Authority, Error> {
         let parsed = parse_key(&file::read_present(key)?, key)?;
         Authority::from_parts(file::read_present(certificate)?, parsed, certificate.to_owned(), now)
     }
 
-    /// The certificate, for others to trust.
+    /// The PEM-encoded certificate, to distribute as a trust root.
     pub fn pem(&self) -> &str {
         &self.pem
     }
@@ -73,13 +77,14 @@ impl Authority {
         self.issuer.key()
     }
 
-    /// Whether this authority's key made the certificate's signature.
+    /// Whether the certificate's signature was made with this authority's key.
     pub(crate) fn signed(&self, certificate: &X509Certificate<'_>) -> bool {
         X509Certificate::from_der(&self.der)
             .is_ok_and(|(_, own)| certificate.verify_signature(Some(own.public_key())).is_ok())
     }
 
-    /// Signs with the validity that starts now, but never outlives the authority itself.
+    /// Signs a certificate that is valid from now for `lifetime`, but never longer than the authority
+    /// itself.
     pub(crate) fn sign(
         &self,
         mut params: CertificateParams,
@@ -108,13 +113,14 @@ impl Authority {
     }
 }
 
-/// From when to when a certificate is valid.
+/// The `notBefore` and `notAfter` times of a certificate.
 pub(crate) fn validity(certificate: &X509Certificate<'_>) -> (Timestamp, Timestamp) {
     let validity = certificate.validity();
     let at = |seconds, otherwise| Timestamp::from_second(seconds).unwrap_or(otherwise);
     (
         at(validity.not_before.timestamp(), Timestamp::MAX),
-        // RFC 5280's "no expiry" is within the year 9999, which a Timestamp in UTC cannot quite reach.
+        // RFC 5280's "no well-defined expiration" (99991231235959Z) is beyond the maximum of a UTC
+        // Timestamp.
         at(validity.not_after.timestamp(), Timestamp::MAX),
     )
 }
@@ -160,7 +166,7 @@ mod tests {
 
     fn error(dir: &Path, now: Timestamp) -> String {
         match Authority::load_or_create(dir, "server-ca", now) {
-            Ok(_) => panic!("loaded"),
+            Ok(_) => panic!("expected an error"),
             Err(error) => error.to_string().replace(&dir.display().to_string(), "DIR"),
         }
     }
@@ -198,17 +204,17 @@ mod tests {
         Authority::load_or_create(dir, "other", now()).unwrap();
         let later = now().checked_add(LIFETIME).unwrap();
         expect_test::expect![[
-            "the certificate authority DIR/server-ca.crt is valid from 2026-11-15T11:55:00Z to \
-             2036-11-12T12:00:00Z only"
+            "the certificate authority DIR/server-ca.crt is valid only from 2026-11-15T11:55:00Z to \
+             2036-11-12T12:00:00Z"
         ]]
         .assert_eq(&error(dir, later));
-        assert!(error(dir, Timestamp::UNIX_EPOCH).contains("is valid from"));
+        assert!(error(dir, Timestamp::UNIX_EPOCH).contains("is valid only from"));
 
         fs::copy(dir.join("other.key"), dir.join("server-ca.key")).unwrap();
-        assert_eq!(error(dir, now()), "DIR/server-ca.crt does not belong to the private key beside it");
+        assert_eq!(error(dir, now()), "DIR/server-ca.crt does not match its private key");
         fs::write(dir.join("server-ca.key"), "nonsense").unwrap();
-        assert_eq!(error(dir, now()), "DIR/server-ca.key is not a certificate or key");
+        assert_eq!(error(dir, now()), "cannot parse DIR/server-ca.key: invalid certificate or key");
         fs::remove_file(dir.join("server-ca.key")).unwrap();
-        assert_eq!(error(dir, now()), "DIR/server-ca.crt has no private key beside it");
+        assert_eq!(error(dir, now()), "the private key of DIR/server-ca.crt is missing");
     }
 }

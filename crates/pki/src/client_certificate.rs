@@ -1,4 +1,5 @@
-//! A certificate shown to servers that are trusted each for a reason of its own.
+//! TLS client configurations: a replaceable client certificate, and verifiers for servers with various
+//! trust roots.
 
 use std::sync::Arc;
 
@@ -16,7 +17,8 @@ use crate::authority::validity;
 use crate::tls::{certified_key, insecure_verifier, signatures};
 use crate::{CertKeyPair, Error};
 
-/// Who we are to others. Connections made after a [`Showing::replace`] show the new certificate.
+/// A replaceable client certificate. Connections made after [`ClientCertificate::replace`] use the new
+/// one.
 #[derive(Debug)]
 pub struct ClientCertificate {
     key: RwLock<Arc<CertifiedKey>>,
@@ -27,7 +29,7 @@ impl ClientCertificate {
         Ok(Arc::new(ClientCertificate { key: RwLock::new(certified_key(issued)?) }))
     }
 
-    /// Keeps the old certificate where the new one is no good.
+    /// Replaces the certificate. If the new one is invalid, the old one stays in use.
     pub fn replace(&self, issued: &CertKeyPair) -> Result<(), Error> {
         let key = certified_key(issued)?;
         *self.key.write() = key;
@@ -45,9 +47,9 @@ impl ResolvesClientCert for ClientCertificate {
     }
 }
 
-/// How to connect to a server that one of `roots` vouches for; without any, to whoever answers there, which
-/// is for those alone who have asked for it in so many words. HTTP/1.1 only, since HTTP/2 cannot change to
-/// another protocol.
+/// A TLS client configuration that trusts servers verified by `roots`. If `roots` is `None`, the server
+/// certificate is not verified: only for `insecureSkipTLSVerify` and the like. Offers HTTP/1.1 only,
+/// because a connection upgrade is not possible with HTTP/2.
 pub fn client_tls_config(
     roots: Option<Vec<CertificateDer<'static>>>,
     client_certificate: Option<Arc<ClientCertificate>>,
@@ -68,8 +70,8 @@ pub fn client_tls_config(
     Ok(Arc::new(config))
 }
 
-/// Trusts whoever one of `roots` vouches for, and a server that shows one of them itself: a certificate that is
-/// its own authority is what many webhooks have.
+/// A verifier that trusts servers whose chain ends in one of `roots`, and servers that present one of
+/// `roots` as their own certificate. Many webhooks use a self-signed certificate that is its own CA.
 pub fn server_verifier(roots: Vec<CertificateDer<'static>>) -> Result<Arc<dyn ServerCertVerifier>, Error> {
     let mut store = RootCertStore::empty();
     for root in &roots {
@@ -78,8 +80,8 @@ pub fn server_verifier(roots: Vec<CertificateDer<'static>>) -> Result<Arc<dyn Se
     server_verifier_with_self_signed(store, roots)
 }
 
-/// The same where only some of the roots may be a server's own certificate: trusts whoever one of `store` vouches for,
-/// and a server that shows one of `own`.
+/// Like [`server_verifier`], with separate lists: `store` has the roots for chains, `own` the
+/// self-signed server certificates that are trusted.
 pub fn server_verifier_with_self_signed(
     store: RootCertStore,
     own: Vec<CertificateDer<'static>>,
@@ -97,7 +99,8 @@ struct SelfSignedVerifier {
 }
 
 impl SelfSignedVerifier {
-    /// Whether a root that is shown as a server's certificate is good for that name and time.
+    /// Verifies name and validity period of a server certificate that is itself a root. WebPKI rejects
+    /// these, because a CA certificate may not be used as an end entity.
     fn verify_self_signed(
         &self,
         end_entity: &CertificateDer<'_>,

@@ -1,4 +1,5 @@
-//! Certificates that somebody else signs: the request for one, and the files it is kept in.
+//! Certificate signing requests for certificates that another authority signs (the kubelet's, for
+//! example), and the files that hold the signed result.
 
 use std::path::Path;
 
@@ -8,17 +9,18 @@ use rcgen::KeyPair;
 use crate::leaf::{CertKeyPair, Leaf, is_valid, matches};
 use crate::{Error, file};
 
-/// A request for a certificate, and the key it is for. Both in PEM.
+/// A certificate signing request and its private key, both PEM-encoded.
 pub struct CsrKeyPair {
     pub request: String,
     pub key_pem: String,
 }
 
-/// Asks for a certificate for a fresh key.
+/// Creates a key and a certificate signing request for it.
 pub fn create_csr(leaf: &Leaf) -> Result<CsrKeyPair, Error> {
     let sign = |source| Error::Sign { common_name: leaf.common_name.clone(), source };
     let mut params = crate::leaf::params(leaf)?;
-    // What it may be used for is said beside the request.
+    // A CertificateSigningRequest object lists the usages in `spec.usages`, so the PKCS #10 request has
+    // none.
     params.key_usages.clear();
     params.extended_key_usages.clear();
     let key = KeyPair::generate().map_err(|source| Error::Key { source })?;
@@ -26,15 +28,15 @@ pub fn create_csr(leaf: &Leaf) -> Result<CsrKeyPair, Error> {
     Ok(CsrKeyPair { request, key_pem: key.serialize_pem() })
 }
 
-/// Keeps a certificate and its key as `<file_stem>.crt` and `<file_stem>.key`.
+/// Writes a certificate and its key to `<base_name>.crt` and `<base_name>.key`.
 pub fn store_certificate(dir: &Path, base_name: &str, cert_key_pair: &CertKeyPair) -> Result<(), Error> {
     file::private_dir(dir)?;
     file::write_file(&dir.join(format!("{base_name}.key")), cert_key_pair.key_pem.as_bytes(), 0o600)?;
     file::write_file(&dir.join(format!("{base_name}.crt")), cert_key_pair.cert_pem.as_bytes(), 0o600)
 }
 
-/// What was kept, as long as it is valid and says what `leaf` does. Whether it is time for another is for
-/// [`Issued::renewal_due`] to say.
+/// Reads the stored certificate. Returns `None` if it is missing, not valid at `now` or does not match
+/// `leaf`. It may be due for renewal: see [`CertKeyPair::renewal_time`].
 pub fn load_certificate(
     dir: &Path,
     base_name: &str,
@@ -76,8 +78,8 @@ mod tests {
         store_certificate(dir.path(), "kubelet", &cert_key_pair).unwrap();
         let found = |leaf: &Leaf, now| load_certificate(dir.path(), "kubelet", leaf, now).unwrap().is_some();
         assert!(found(&leaf, now));
-        assert!(!found(&leaf, now + Duration::from_secs(3601)), "it has ended");
-        assert!(!found(&Leaf { dns_names: vec!["b".to_owned()], ..leaf.clone() }, now), "another name");
+        assert!(!found(&leaf, now + Duration::from_secs(3601)), "expired");
+        assert!(!found(&Leaf { dns_names: vec!["b".to_owned()], ..leaf.clone() }, now), "different DNS name");
         std::fs::remove_file(dir.path().join("kubelet.key")).unwrap();
         assert!(!found(&leaf, now));
     }

@@ -1,8 +1,8 @@
-//! Writes the few kinds of DER a certificate is made of.
+//! Encodes the few DER types that certificates consist of.
 
 use jiff::Timestamp;
 
-/// A value with its tag and length.
+/// Encodes a value with its tag and length.
 pub fn tagged(tag: u8, value: &[u8]) -> Vec<u8> {
     let mut out = vec![tag];
     match value.len() {
@@ -22,7 +22,7 @@ pub fn sequence(parts: &[Vec<u8>]) -> Vec<u8> {
     tagged(0x30, &parts.concat())
 }
 
-/// Named bits, the first of them highest; zeros at the end are left out.
+/// A named BIT STRING, most significant bit first. Trailing zero bits are removed, as DER requires.
 pub fn bits(bits: u16) -> Vec<u8> {
     let unused = bits.trailing_zeros().min(16) as u8;
     let bytes = bits.to_be_bytes();
@@ -30,7 +30,7 @@ pub fn bits(bits: u16) -> Vec<u8> {
     tagged(0x03, &[&[unused % 8], used].concat())
 }
 
-/// A moment, in the short form up to 2049 and in the long one from then on.
+/// UTCTime up to the year 2049, GeneralizedTime from 2050 on (RFC 5280, section 4.1.2.5).
 pub fn time(at: Timestamp) -> Vec<u8> {
     let long = at.strftime("%Y%m%d%H%M%SZ").to_string();
     match long.as_str() < "2050" {

@@ -1,4 +1,4 @@
-//! Private files: whole or not at all, and for the owner alone.
+//! Atomic writes of private files, and directories that only the owner can access.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -7,20 +7,20 @@ use std::path::Path;
 
 use crate::Error;
 
-/// Writes `path` with this mode, so that a reader sees the old file or the new one and a crash leaves one
-/// of the two.
+/// Replaces `path` atomically and gives it this mode. Readers and crashes see either the old or the new
+/// file.
 pub fn write_file(path: &Path, contents: &[u8], mode: u32) -> Result<(), Error> {
     replace(path, contents, mode).map_err(|source| Error::Write { path: path.to_owned(), source })
 }
 
-/// Makes the directory if it is missing, and closes it to others either way.
+/// Creates the directory if it is missing and sets its mode to 0700 in any case.
 pub(crate) fn private_dir(dir: &Path) -> Result<(), Error> {
     let created = DirBuilder::new().recursive(true).mode(0o700).create(dir);
     let closed = created.and_then(|()| fs::set_permissions(dir, Permissions::from_mode(0o700)));
     closed.map_err(|source| Error::Write { path: dir.to_owned(), source })
 }
 
-/// The file as text, or `None` when there is none.
+/// Reads a text file; `None` if it does not exist.
 pub(crate) fn read(path: &Path) -> Result<Option<String>, Error> {
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
@@ -29,7 +29,7 @@ pub(crate) fn read(path: &Path) -> Result<Option<String>, Error> {
     }
 }
 
-/// The file as text; it must be there.
+/// Reads a text file that must exist.
 pub(crate) fn read_present(path: &Path) -> Result<String, Error> {
     fs::read_to_string(path).map_err(|source| Error::Read { path: path.to_owned(), source })
 }
@@ -43,7 +43,8 @@ fn replace(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
     let temporary = dir.join(hidden);
     let written = write_new(&temporary, contents, mode).and_then(|()| fs::rename(&temporary, path));
     if let Err(error) = written {
-        // The first error is the one to report; a leftover is overwritten by the next attempt.
+        // The first error is the one to return. A temporary file that remains is overwritten by the
+        // next attempt.
         let _ = fs::remove_file(&temporary);
         return Err(error);
     }
@@ -57,7 +58,7 @@ fn write_new(path: &Path, contents: &[u8], mode: u32) -> io::Result<()> {
         return Err(error);
     }
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
-    // The umask may have taken bits away that the caller asked for.
+    // The umask may have cleared bits of the requested mode.
     file.set_permissions(Permissions::from_mode(mode))?;
     file.write_all(contents)?;
     file.sync_all()

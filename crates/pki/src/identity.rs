@@ -1,4 +1,6 @@
-//! Who a client certificate speaks for.
+//! The user that a client certificate identifies.
+//!
+//! Upstream: `CommonNameUserConversion` in `apiserver/pkg/authentication/request/x509`.
 
 use jiff::Timestamp;
 use x509_parser::der_parser::{Oid, oid};
@@ -7,10 +9,11 @@ use x509_parser::prelude::{FromDer as _, X509Certificate};
 use crate::Error;
 use crate::authority::validity;
 
-/// Kubernetes' own attribute for a user's UID.
+/// The object identifier of the user's UID in a certificate subject.
 const UID: Oid<'static> = oid!(1.3.6.1.4.1.57683.2);
 
-/// The user a client certificate names. Says nothing about who signed it: that is the handshake's check.
+/// The user that a client certificate identifies. Does not imply that the certificate is trusted: see
+/// [`ClientAuthority::is_trusted`](crate::ClientAuthority::is_trusted).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub user: String,
@@ -32,7 +35,8 @@ pub fn identity_of(der: &[u8]) -> Result<Identity, Error> {
     Ok(Identity { user, groups, uid, not_before, not_after })
 }
 
-/// Common name, organizations and UID. Of several common names the last counts, as for Go's clients.
+/// Common name, organizations and UID. If there are several common names, the last one counts, as in
+/// Go.
 pub(crate) fn subject(cert: &X509Certificate<'_>) -> (String, Vec<String>, Option<String>) {
     let name = cert.subject();
     let text = |attribute: &x509_parser::x509::AttributeTypeAndValue<'_>| {
@@ -88,13 +92,13 @@ mod tests {
     #[test]
     fn certificate_without_common_name_or_malformed_is_rejected() {
         let error = |der: &[u8]| identity_of(der).unwrap_err().to_string();
-        assert_eq!(
-            error(&certificate("", &["system:masters"])),
-            "the certificate names no user: its subject has no common name"
-        );
+        assert_eq!(error(&certificate("", &["system:masters"])), "the client certificate has no common name");
         let whole = certificate("a", &[]);
         for end in 0..whole.len() {
-            assert_eq!(error(&whole[..end]), "the client's certificate is not a certificate or key");
+            assert_eq!(
+                error(&whole[..end]),
+                "cannot parse the client's certificate: invalid certificate or key"
+            );
         }
     }
 }

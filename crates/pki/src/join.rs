@@ -1,8 +1,8 @@
-//! How a new node and a server that have never met come to trust each other: by a token that says which
-//! authority vouches for the server, and what to show it.
+//! Join tokens: how a new node and a server establish mutual trust. The token contains the digest of
+//! the cluster's CA certificate and a bootstrap token for the node.
 //!
-//! The server sends its authority along with its certificate, so that one handshake is enough: the node takes
-//! the authority whose digest the token has, and no other.
+//! The server sends its CA along with its certificate, so one handshake suffices: the node accepts the
+//! CA with the pinned digest and no other. Compare `kubeadm join --discovery-token-ca-cert-hash`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,23 +21,23 @@ use crate::request::to_pem;
 use crate::tls::signatures;
 use crate::{ClientCertificate, Error};
 
-/// What joining tokens begin with, as those of k3s do.
+/// The prefix of join tokens, the same as in k3s.
 const TOKEN_PREFIX: &str = "K10";
 const SEPARATOR: &str = "::";
 const ID_LENGTH: usize = 6;
 const SECRET_LENGTH: usize = 16;
-/// What ids and secrets of bootstrap tokens are made of.
+/// The characters of IDs and secrets of bootstrap tokens.
 const TOKEN_ALPHABET: &[u8; 36] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 
-/// The digest by which an authority is known.
+/// The SHA-256 digest of a CA certificate.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint([u8; 32]);
 
 impl Fingerprint {
-    /// Of the first certificate in PEM.
+    /// The digest of the first certificate in `pem`.
     pub fn from_pem(pem: &str) -> Result<Fingerprint, Error> {
         let der = CertificateDer::from_pem_slice(pem.as_bytes());
-        let der = der.map_err(|_| Error::Malformed { what: "the authority's certificate".to_owned() })?;
+        let der = der.map_err(|_| Error::Malformed { what: "the CA certificate".to_owned() })?;
         Ok(Fingerprint::of_der(&der))
     }
 
@@ -77,7 +77,7 @@ impl FromStr for Fingerprint {
     }
 }
 
-/// What a new node shows: a bootstrap token.
+/// A bootstrap token, with which a new node authenticates.
 #[derive(Clone, PartialEq, Eq)]
 pub struct BootstrapToken {
     pub id: String,
@@ -88,15 +88,17 @@ impl BootstrapToken {
     pub fn random() -> Result<BootstrapToken, Error> {
         let mut bytes = [0; 64];
         ring::rand::SystemRandom::new().fill(&mut bytes).map_err(|_| Error::Randomness)?;
-        // 252 is the largest multiple of 36 in a byte: no letter is likelier than another.
+        // 252 is the largest multiple of 36 below 256: larger bytes are discarded, so that all letters
+        // are equally likely.
         let mut letters = bytes.iter().filter(|byte| **byte < 252).map(|byte| letter(*byte));
         let mut take = |count| letters.by_ref().take(count).collect::<String>();
         let token = BootstrapToken { id: take(ID_LENGTH), secret: take(SECRET_LENGTH) };
-        // 22 of 64 are there except once in a number with thirty digits.
+        // At least 22 of 64 random bytes are below 252, except with negligible probability.
         if token.secret.len() == SECRET_LENGTH { Ok(token) } else { Err(Error::Randomness) }
     }
 
-    /// `id.secret` as it is, `user:word` and a word alone by what follows from the word: both ends find the same.
+    /// Parses `<id>.<secret>`. From `<user>:<password>` or a password alone, ID and secret are derived,
+    /// so that server and node get the same token from the same password.
     pub fn from_text(text: &str) -> Result<BootstrapToken, Error> {
         let plain = |text: &str| text.bytes().all(|byte| TOKEN_ALPHABET.contains(&byte));
         if let Some((id, secret)) = text.split_once('.')
@@ -118,7 +120,7 @@ impl BootstrapToken {
         Ok(BootstrapToken { id: derive("id", ID_LENGTH), secret: derive("secret", SECRET_LENGTH) })
     }
 
-    /// As it is shown to the API server.
+    /// The token as it is sent to the API server.
     pub fn bearer(&self) -> String {
         format!("{}.{}", self.id, self.secret)
     }
@@ -128,23 +130,23 @@ fn letter(byte: u8) -> char {
     char::from(TOKEN_ALPHABET[usize::from(byte) % TOKEN_ALPHABET.len()])
 }
 
-/// Secrets are not for logs.
+/// Omits the secret, so that it cannot appear in logs.
 impl fmt::Debug for BootstrapToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bootstrap").field("id", &self.id).finish_non_exhaustive()
     }
 }
 
-/// What lets a node join: `K10<digest of the authority>::<id>.<secret>`.
+/// A join token: `K10<CA digest>::<id>.<secret>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JoinToken {
-    /// Not there in a token that only says what to show.
+    /// `None` for a token that only authenticates the node and does not pin the CA.
     pub authority: Option<Fingerprint>,
     pub bootstrap: BootstrapToken,
 }
 
 impl JoinToken {
-    /// For writing down; it is a secret.
+    /// Formats the token with its secret. The result must not be logged.
     pub fn to_secret_string(&self) -> String {
         let bearer = self.bootstrap.bearer();
         match &self.authority {
@@ -167,7 +169,7 @@ impl FromStr for JoinToken {
     }
 }
 
-/// Trusts servers whose certificate is of one authority, which they show beside it.
+/// A verifier that trusts servers whose chain contains the CA with the pinned digest.
 #[derive(Debug)]
 pub struct PinnedAuthorityVerifier {
     authority: Fingerprint,
@@ -179,12 +181,12 @@ impl PinnedAuthorityVerifier {
         Arc::new(PinnedAuthorityVerifier { authority, found: Mutex::default() })
     }
 
-    /// The authority in PEM, once a server has shown it.
+    /// The CA certificate in PEM, after the first successful handshake.
     pub fn authority(&self) -> Option<String> {
         self.found.lock().as_ref().map(|der| to_pem(der))
     }
 
-    /// How to speak to such a server. What is spoken over it is for the caller to add.
+    /// A TLS client configuration with this verifier. The caller sets the ALPN protocols.
     pub fn config(
         self: &Arc<Self>,
         client_certificate: Option<Arc<ClientCertificate>>,
@@ -212,6 +214,8 @@ impl ServerCertVerifier for PinnedAuthorityVerifier {
     ) -> Result<ServerCertVerified, TlsError> {
         let authority = intermediates.iter().find(|other| Fingerprint::of_der(other) == self.authority);
         let authority = authority.ok_or(CertificateError::UnknownIssuer)?.clone().into_owned();
+        // The pinned CA is the only root, so a certificate of any other CA is rejected even if the
+        // server sends the pinned one along.
         let mut roots = RootCertStore::empty();
         roots.add(authority.clone())?;
         let provider = Arc::new(provider::default_provider());

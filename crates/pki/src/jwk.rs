@@ -1,14 +1,14 @@
-//! Keys of other issuers (JSON Web Keys) and the tokens they sign.
+//! JSON Web Keys of external token issuers (OpenID Connect), and verification of the tokens they sign.
 //!
-//! A key is used only with the algorithms that fit its type, whatever a token's header claims.
+//! A key is used only with the algorithms of its type, whatever algorithm the token header claims.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use ring::signature::{self, RsaParameters, RsaPublicKeyComponents, UnparsedPublicKey};
 use serde_json::Value;
 
-/// The algorithms that can be checked. (Of those that OpenID Connect knows, ES512 is missing: its curve is
-/// one that `ring` does not have.)
+/// The supported signature algorithms. Of those in OpenID Connect, ES512 is missing, because `ring`
+/// does not implement P-521.
 pub const ALGORITHMS: [&str; 8] = ["ES256", "ES384", "PS256", "PS384", "PS512", "RS256", "RS384", "RS512"];
 
 /// The public keys of an issuer.
@@ -28,7 +28,7 @@ enum PublicKeyValue {
     P384(Vec<u8>),
 }
 
-/// A token taken apart, believed in nothing yet.
+/// A parsed token whose signature has not been verified.
 #[derive(Debug)]
 pub struct Unverified<'a> {
     signed: &'a str,
@@ -39,7 +39,8 @@ pub struct Unverified<'a> {
 }
 
 impl KeySet {
-    /// Reads a JSON Web Key Set. Keys of unknown kinds and for other uses are left out.
+    /// Parses a JSON Web Key Set. Keys of unknown types and keys for other uses than signatures are
+    /// ignored.
     pub fn parse(set: &Value) -> Option<KeySet> {
         let keys = set.get("keys")?.as_array()?;
         Some(KeySet(keys.iter().filter_map(Key::parse).collect()))
@@ -53,7 +54,8 @@ impl KeySet {
 }
 
 impl<'a> Unverified<'a> {
-    /// `None` where it is not a signed token of three parts, or asks for what is not understood.
+    /// Returns `None` if the token is malformed or has critical header parameters (`crit`), none of
+    /// which is supported.
     pub fn parse(token: &'a str) -> Option<Unverified<'a>> {
         let (signed, signature) = token.rsplit_once('.')?;
         let (header, payload) = signed.split_once('.')?;
@@ -82,7 +84,7 @@ impl Key {
         if !matches!(text("use"), "" | "sig") {
             return None;
         }
-        // An uncompressed point: a mark and two coordinates.
+        // An uncompressed curve point: the byte 4, then both coordinates.
         let point = |size: usize| {
             let (x, y) = (bytes("x")?, bytes("y")?);
             (x.len() == size && y.len() == size).then(|| [&[4], x.as_slice(), &y].concat())
@@ -134,7 +136,8 @@ mod tests {
     use super::*;
     use crate::token::Keys;
 
-    // Made with OpenSSL for this test: a key of 2048 bits, its modulus and a token each of RS256 and PS256.
+    // Created with OpenSSL for this test: a 2048-bit key's modulus and one token each for RS256 and
+    // PS256.
     const RSA: &str = include_str!("jwk/rsa.txt");
 
     fn rsa_case(name: &str) -> &'static str {

@@ -1,12 +1,12 @@
-//! The file that lets kubectl in.
+//! Writes kubeconfig files with embedded client credentials.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::CertKeyPair;
 
-/// A kubeconfig with one cluster, one user and one context, all called `name`. It holds a private key: write
-/// it with mode 0600.
+/// A kubeconfig with one cluster, one user and one context, all called `name`. It contains a private
+/// key: write it with mode 0600.
 pub fn kubeconfig(server_url: &str, ca_pem: &str, client: &CertKeyPair, name: &str) -> String {
     let (server, name) = (scalar(server_url), scalar(name));
     let ca = STANDARD.encode(ca_pem);
@@ -36,7 +36,7 @@ preferences: {{}}
     )
 }
 
-/// Text as YAML: quoted, so that a name such as `no` or `1` stays text.
+/// Quotes a YAML string, so that a name such as `no` or `1` stays a string.
 fn scalar(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }

@@ -1,4 +1,5 @@
-//! Certificates for servers and clients, signed by an [`Authority`] and renewed when they no longer fit.
+//! Server and client certificates, signed by an [`Authority`] and replaced when they no longer match
+//! their specification.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -17,12 +18,12 @@ use crate::authority::{Authority, set_validity, validity};
 use crate::identity::subject;
 use crate::{Error, file};
 
-/// What a certificate is to say.
+/// The specification of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaf {
-    /// The user's name, for a client.
+    /// The user name of a client.
     pub common_name: String,
-    /// The user's groups, for a client; at most one.
+    /// The groups of a client; at most one.
     pub organizations: Vec<String>,
     pub dns_names: Vec<String>,
     pub ips: Vec<IpAddr>,
@@ -30,7 +31,7 @@ pub struct Leaf {
     pub lifetime: Duration,
 }
 
-/// Which end of a connection the certificate proves.
+/// The extended key usage of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Usage {
     Server,
@@ -44,9 +45,9 @@ pub struct CertKeyPair {
     pub key_pem: String,
 }
 
-/// Reads `<file_stem>.crt` and `<file_stem>.key` from `dir`, or signs and writes new ones when they are
-/// missing, unreadable, past three quarters of their life, signed by another authority or say something
-/// else than `leaf`.
+/// Reads `<base_name>.crt` and `<base_name>.key` from `dir`. Creates new files if these are missing or
+/// malformed, have less than a quarter of their lifetime left, were signed by another authority or do
+/// not match `leaf`.
 pub fn load_or_issue(
     dir: &Path,
     base_name: &str,
@@ -64,14 +65,15 @@ pub fn load_or_issue(
         }
     }
     let cert_key_pair = authority.issue(leaf, now)?;
-    // A crash between the two leaves a pair that does not match, which the next start replaces.
+    // A crash between the two writes leaves a key and a certificate that do not match. The next start
+    // replaces them.
     file::write_file(&key_path, cert_key_pair.key_pem.as_bytes(), 0o600)?;
     file::write_file(&cert_path, cert_key_pair.cert_pem.as_bytes(), 0o600)?;
     Ok(cert_key_pair)
 }
 
 impl Authority {
-    /// Signs a certificate for a fresh key.
+    /// Creates a key and signs a certificate for it.
     pub fn issue(&self, leaf: &Leaf, now: Timestamp) -> Result<CertKeyPair, Error> {
         let sign = |source| Error::Sign { common_name: leaf.common_name.clone(), source };
         let params = params(leaf)?;
@@ -81,7 +83,7 @@ impl Authority {
     }
 }
 
-/// A certificate that vouches for itself, for a server that nobody has given one.
+/// Creates a self-signed certificate, for a server that has not been given one.
 pub fn self_signed(leaf: &Leaf, now: Timestamp) -> Result<CertKeyPair, Error> {
     let mut params = params(leaf)?;
     set_validity(&mut params, now, now.checked_add(leaf.lifetime).unwrap_or(Timestamp::MAX));
@@ -92,13 +94,15 @@ pub fn self_signed(leaf: &Leaf, now: Timestamp) -> Result<CertKeyPair, Error> {
 }
 
 impl CertKeyPair {
-    /// When [`load_or_issue`] would replace it: now, where it cannot be read.
+    /// The time from which [`load_or_issue`] replaces the certificate. For a malformed certificate, the
+    /// epoch.
     pub fn renewal_time(&self) -> Timestamp {
         let der = CertificateDer::from_pem_slice(self.cert_pem.as_bytes()).ok();
         let renew_at = der.as_ref().and_then(|der| {
             let (_, cert) = X509Certificate::from_der(der).ok()?;
             let (not_before, not_after) = validity(&cert);
-            // A second later, since at that very moment it still does.
+            // At exactly a quarter of the lifetime left the certificate is still kept, so this is one
+            // second later.
             let left = not_before.duration_until(not_after) / 4 - SignedDuration::from_secs(1);
             not_after.checked_sub(left).ok()
         });
@@ -106,7 +110,7 @@ impl CertKeyPair {
     }
 }
 
-/// When a certificate ends.
+/// The expiry (`notAfter`) of the first certificate in PEM.
 pub fn expiry(cert_pem: &str) -> Option<Timestamp> {
     let der = CertificateDer::from_pem_slice(cert_pem.as_bytes()).ok()?;
     X509Certificate::from_der(&der).ok().map(|(_, cert)| validity(&cert).1)
@@ -119,7 +123,8 @@ pub(crate) fn params(leaf: &Leaf) -> Result<CertificateParams, Error> {
         [] => {}
         [one] => name.push(DnType::OrganizationName, one),
         many => {
-            // rcgen keeps one value per attribute; saying so beats dropping a group.
+            // rcgen keeps one value per attribute type. An error is better than a silently dropped
+            // group.
             return Err(Error::Organizations { common_name: leaf.common_name.clone(), count: many.len() });
         }
     }
@@ -138,14 +143,14 @@ pub(crate) fn params(leaf: &Leaf) -> Result<CertificateParams, Error> {
     Ok(params)
 }
 
-/// Whether a stored certificate still says what it should, to those who should believe it.
+/// Whether a stored certificate matches `leaf`, is fresh and was signed by `authority`.
 fn fits(stored: &CertKeyPair, authority: &Authority, leaf: &Leaf, now: Timestamp) -> bool {
     let Ok(der) = CertificateDer::from_pem_slice(stored.cert_pem.as_bytes()) else { return false };
     let Ok((_, cert)) = X509Certificate::from_der(&der) else { return false };
     matches(stored, leaf) && is_fresh(&cert, now) && authority.signed(&cert)
 }
 
-/// Whether a certificate is for its key and says what `leaf` does.
+/// Whether a certificate belongs to its key and matches `leaf`.
 pub(crate) fn matches(stored: &CertKeyPair, leaf: &Leaf) -> bool {
     let Ok(der) = CertificateDer::from_pem_slice(stored.cert_pem.as_bytes()) else { return false };
     let Ok((_, cert)) = X509Certificate::from_der(&der) else { return false };
@@ -158,7 +163,7 @@ pub(crate) fn matches(stored: &CertKeyPair, leaf: &Leaf) -> bool {
         && usage(&cert) == Some(leaf.usage)
 }
 
-/// Whether it has begun and not ended.
+/// Whether `now` is within the certificate's validity period.
 pub(crate) fn is_valid(stored: &CertKeyPair, now: Timestamp) -> bool {
     let Ok(der) = CertificateDer::from_pem_slice(stored.cert_pem.as_bytes()) else { return false };
     let Ok((_, cert)) = X509Certificate::from_der(&der) else { return false };
@@ -181,7 +186,7 @@ fn usage(cert: &X509Certificate<'_>) -> Option<Usage> {
     }
 }
 
-/// The alternative names: DNS names as they are, addresses as bytes.
+/// The subject alternative names: DNS names as text, IP addresses as bytes.
 fn names(cert: &X509Certificate<'_>) -> BTreeSet<Vec<u8>> {
     let Ok(Some(extension)) = cert.subject_alternative_name() else { return BTreeSet::new() };
     let name = |name: &GeneralName<'_>| match name {
@@ -222,7 +227,8 @@ mod tests {
         }
     }
 
-    /// Whether a certificate issued as [`server`] is replaced when the second start differs this way.
+    /// Whether a certificate created for [`server`] is replaced when the second start differs by
+    /// `change`.
     #[track_caller]
     fn check(what: &str, change: impl FnOnce(&mut Leaf, &mut Timestamp), replaced: bool) {
         let dir = tempfile::tempdir().unwrap();
@@ -254,7 +260,7 @@ mod tests {
     fn is_replaced_for_another_authority_or_when_malformed() {
         let dir = tempfile::tempdir().unwrap();
         let ca = Authority::load_or_create(dir.path(), "ca", now()).unwrap();
-        // The same name, so that only the signature tells the two apart.
+        // Both authorities have the same name, so only the signature differs.
         let other_dir = tempfile::tempdir().unwrap();
         let other = Authority::load_or_create(other_dir.path(), "ca", now()).unwrap();
         let first = load_or_issue(dir.path(), "server", &ca, &server(), now()).unwrap();
@@ -303,7 +309,7 @@ mod tests {
         let ca = Authority::load_or_create(dir.path(), "ca", now()).unwrap();
         let groups = Leaf { organizations: vec!["a".to_owned(), "b".to_owned()], ..server() };
         let error = ca.issue(&groups, now()).err().unwrap().to_string();
-        assert_eq!(error, "a certificate can name one organization, \"skiff\" asks for 2");
+        assert_eq!(error, "a certificate can have only one organization, \"skiff\" requests 2");
         let name = Leaf { dns_names: vec!["käse".to_owned()], ..server() };
         let error = ca.issue(&name, now()).err().unwrap().to_string();
         assert_eq!(error, "cannot sign a certificate for \"skiff\"");

@@ -1,9 +1,11 @@
-//! The cluster's certificates: authorities, the leaves they sign, and what both look like on disk and on
-//! the wire; certificates for keys of others, by their requests ([`Request`]); and the keys that sign service accounts' tokens ([`token`]).
+//! The cluster's certificates and keys: certificate authorities, the certificates they sign (also for
+//! keys of others, by certificate signing requests, see [`Request`]), TLS configurations, and the keys
+//! that sign service account tokens ([`token`]).
 //!
-//! Owns key material and nothing else: it knows no API objects, opens no sockets and reads no clock (the
-//! time is an argument). Every key is ECDSA P-256; every file is written whole, mode 0600, in a directory
-//! of mode 0700. Read [`Authority`] and [`load_or_issue`] first.
+//! Owns key material and nothing else: it does not know API objects, opens no sockets and does not read
+//! the clock (the time is an argument). Every generated key is ECDSA P-256. Files are written
+//! atomically with mode 0600, in directories of mode 0700. Start reading at [`Authority`] and
+//! [`load_or_issue`].
 
 mod authority;
 mod client_certificate;
@@ -36,34 +38,32 @@ pub use tls::{
     unverified,
 };
 
-/// Why a certificate could not be made, read or used.
+/// An error from creating, reading or using a certificate or key.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot read {path}")]
     Read { path: PathBuf, source: io::Error },
     #[error("cannot write {path}")]
     Write { path: PathBuf, source: io::Error },
-    #[error("{cert} has no private key beside it")]
+    #[error("the private key of {cert} is missing")]
     KeyMissing { cert: PathBuf },
-    #[error("{cert} does not belong to the private key beside it")]
+    #[error("{cert} does not match its private key")]
     KeyMismatch { cert: PathBuf },
-    #[error("the certificate authority {cert} is valid from {not_before} to {not_after} only")]
+    #[error("the certificate authority {cert} is valid only from {not_before} to {not_after}")]
     Expired { cert: PathBuf, not_before: jiff::Timestamp, not_after: jiff::Timestamp },
-    #[error(
-        "a token for joining is written K10<digest of the authority>::<id>.<secret>, as the server's own is"
-    )]
+    #[error("invalid join token: must have the form K10<CA digest>::<id>.<secret>")]
     Token,
-    #[error("{what} is not a certificate or key")]
+    #[error("cannot parse {what}: invalid certificate or key")]
     Malformed { what: String },
-    #[error("a certificate can name one organization, {common_name:?} asks for {count}")]
+    #[error("a certificate can have only one organization, {common_name:?} requests {count}")]
     Organizations { common_name: String, count: usize },
-    #[error("the certificate names no user: its subject has no common name")]
+    #[error("the client certificate has no common name")]
     NoCommonName,
     #[error("cannot sign a certificate for {common_name:?}")]
     Sign { common_name: String, source: rcgen::Error },
-    #[error("cannot make a private key")]
+    #[error("cannot generate a private key")]
     Key { source: rcgen::Error },
-    #[error("cannot make or use a signing key: no randomness")]
+    #[error("cannot generate or use a signing key: no random bytes available")]
     Randomness,
     #[error("cannot set up TLS")]
     Tls { source: rustls::Error },

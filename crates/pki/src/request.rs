@@ -1,7 +1,8 @@
-//! Certificates for keys of others, by their requests (PKCS #10).
+//! Signs certificate signing requests (PKCS #10).
 //!
-//! Key and alternative names are taken over byte by byte, and so is each attribute of the subject, of which only the
-//! order changes: a certificate must not say less than was asked for, several organizations for instance.
+//! The certificate gets the key and the subject alternative names of the request byte by byte, and each
+//! attribute of its subject unchanged; only the order of the attributes differs. rcgen would lose data
+//! here, for example all organizations but one.
 
 mod subject;
 
@@ -24,12 +25,15 @@ use crate::authority::{Authority, validity};
 use crate::{Error, der};
 
 const SUBJECT_ALT_NAME: Oid<'static> = oid!(2.5.29.17);
-/// Certificates begin a little in the past, for machines whose clocks lag behind.
+/// `notBefore` lies in the past by this much, so that machines whose clocks are behind accept the
+/// certificate.
 const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
-/// Shorter ones last as long as was asked for from now on, since a little is much of theirs.
+/// Certificates with a shorter lifetime than this get all of it from now on. Others lose
+/// [`CLOCK_SKEW`]. The limit is the same as in upstream's signer
+/// (`pkg/controller/certificates/authority`).
 const SHORT_LIFETIME: Duration = Duration::from_secs(8 * 60 * 60);
 
-/// Usages by the name Kubernetes gives them, and their bit.
+/// The key usages by their Kubernetes names, with the bit of the KeyUsage extension.
 const KEY_USAGES: &[(&str, u8)] = &[
     ("signing", 0),
     ("digital signature", 0),
@@ -42,7 +46,7 @@ const KEY_USAGES: &[(&str, u8)] = &[
     ("encipher only", 7),
     ("decipher only", 8),
 ];
-/// Extended usages and the numbers of their names, as they are encoded.
+/// The extended key usages by their Kubernetes names, with the DER-encoded object identifier.
 const EXTENDED_USAGES: &[(&str, &[u8])] = &[
     ("any", &[0x55, 0x1d, 0x25, 0x00]),
     ("server auth", &[0x2b, 6, 1, 5, 5, 7, 3, 1]),
@@ -59,7 +63,7 @@ const EXTENDED_USAGES: &[(&str, &[u8])] = &[
     ("netscape sgc", &[0x60, 0x86, 0x48, 1, 0x86, 0xf8, 0x42, 4, 1]),
 ];
 
-/// A request whose maker has the key.
+/// A certificate signing request. Its self-signature is verified: the requester has the private key.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Request {
     pub common_name: String,
@@ -70,7 +74,7 @@ pub struct Request {
     pub uri_count: usize,
     subject: Vec<u8>,
     key: Vec<u8>,
-    /// The alternative names, as they are encoded.
+    /// The DER-encoded subject alternative names.
     names: Option<Vec<u8>>,
 }
 
@@ -131,7 +135,8 @@ impl Request {
 }
 
 impl Authority {
-    /// A certificate for the key of a request, for these of Kubernetes' usages. It never outlives the authority.
+    /// Signs a certificate for the key of `request` with these Kubernetes usages. It never expires
+    /// after the authority.
     pub fn sign_request(
         &self,
         request: &Request,
@@ -147,7 +152,8 @@ impl Authority {
         let end = from.checked_add(lifetime).unwrap_or(now).min(validity(&own).1);
         let mut serial = [0; 16];
         ring::rand::SystemRandom::new().fill(&mut serial).map_err(|_| Error::Randomness)?;
-        // Positive, and no shorter than it looks.
+        // The first bit is clear, so the number is positive. The second is set, so it always has 16
+        // bytes.
         serial[0] = serial[0] & 0x7f | 0x40;
         let to_sign = der::sequence(&[
             der::tagged(0xa0, &der::tagged(0x02, &[2])),
@@ -190,7 +196,7 @@ fn extensions(request: &Request, usages: &[String], authority: &X509Certificate<
     if !extended.is_empty() {
         all.push(extension(&[0x55, 0x1d, 0x25], false, &der::sequence(&extended)));
     }
-    // No authority.
+    // Basic constraints: not a CA.
     all.push(extension(&[0x55, 0x1d, 0x13], true, &der::sequence(&[])));
     let key = authority.extensions().iter().find_map(|extension| match extension.parsed_extension() {
         ParsedExtension::SubjectKeyIdentifier(key) => Some(key.0),
@@ -200,14 +206,14 @@ fn extensions(request: &Request, usages: &[String], authority: &X509Certificate<
         all.push(extension(&[0x55, 0x1d, 0x23], false, &der::sequence(&[der::tagged(0x80, key)])));
     }
     if let Some(names) = &request.names {
-        // Where there is no other name, nobody may overlook these.
+        // RFC 5280 requires the extension to be critical if the subject is empty.
         let only = request.subject.len() <= 2;
         all.push(extension(&[0x55, 0x1d, 0x11], only, names));
     }
     all
 }
 
-/// How a signature by a key of this kind is called, as it is encoded.
+/// The DER-encoded AlgorithmIdentifier for signatures with a key of this algorithm.
 fn signature_algorithm(algorithm: &rcgen::SignatureAlgorithm) -> Option<&'static [u8]> {
     let known: [(&rcgen::SignatureAlgorithm, &'static [u8]); 4] = [
         (&rcgen::PKCS_ECDSA_P256_SHA256, &[0x30, 10, 6, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 4, 3, 2]),

@@ -1,9 +1,9 @@
-//! How the server speaks TLS: its certificate, which may be replaced while it runs, and the certificates
-//! of clients.
+//! TLS configurations: the server's certificate, which can be replaced at run time, and verification of
+//! client certificates.
 //!
-//! A handshake only makes a client prove that it holds the key of the certificate it shows. Who vouches
-//! for the certificate is asked afterwards ([`ClientAuthority`]), so that a stranger is told over HTTP and
-//! may still have a token.
+//! The handshake only verifies that a client has the key of its certificate. Whether the certificate is
+//! trusted is checked afterwards with [`ClientAuthority`], so that a client with an untrusted
+//! certificate gets an HTTP response and may still authenticate with a token.
 
 use std::sync::Arc;
 
@@ -19,7 +19,8 @@ use rustls::{CipherSuite, ClientConfig, DistinguishedName, Error as TlsError, Ro
 
 use crate::{CertKeyPair, Error};
 
-/// In a verifier: that whoever shows a certificate holds its key.
+/// Implements the signature methods of a certificate verifier: the peer must have the key of its
+/// certificate.
 macro_rules! signatures {
     () => {
         fn verify_tls12_signature(
@@ -49,12 +50,13 @@ macro_rules! signatures {
 }
 pub(crate) use signatures;
 
-/// Those by which certificates and handshakes may be signed.
+/// The supported signature algorithms of certificates and handshakes.
 pub(crate) fn algorithms() -> WebPkiSupportedAlgorithms {
     ring::default_provider().signature_verification_algorithms
 }
 
-/// The certificate a server shows. Connections made after a [`Serving::replace`] see the new one.
+/// A replaceable server certificate. Connections made after [`ServingCertificate::replace`] use the new
+/// one.
 #[derive(Debug)]
 pub struct ServingCertificate {
     key: RwLock<Arc<CertifiedKey>>,
@@ -65,13 +67,13 @@ impl ServingCertificate {
         Ok(Arc::new(ServingCertificate { key: RwLock::new(certified_key(cert_key_pair)?) }))
     }
 
-    /// What the next client is shown.
+    /// The certificate that new connections use.
     pub fn certificate(&self) -> CertificateDer<'static> {
         let key = self.key.read();
         key.cert.first().cloned().expect("a certified key has a certificate")
     }
 
-    /// Keeps the old certificate where the new one is no good.
+    /// Replaces the certificate. If the new one is invalid, the old one stays in use.
     pub fn replace(&self, cert_key_pair: &CertKeyPair) -> Result<(), Error> {
         let key = certified_key(cert_key_pair)?;
         *self.key.write() = key;
@@ -79,18 +81,18 @@ impl ServingCertificate {
     }
 }
 
-/// How we connect to servers of the cluster: whom we trust, and the certificate that says who we are.
-/// Connections made after a [`Dialing::replace`] show the new one.
+/// A TLS client configuration for the cluster's servers: trusted authorities and a replaceable client
+/// certificate. Connections made after [`ClientTls::replace`] use the new one.
 pub struct ClientTls {
     roots: Arc<RootCertStore>,
     config: RwLock<Arc<ClientConfig>>,
 }
 
 impl ClientTls {
-    /// Trusts the authorities in `pem` and nobody else.
+    /// Trusts only the authorities in `pem`.
     pub fn new(pem: &str, cert_key_pair: &CertKeyPair) -> Result<Arc<ClientTls>, Error> {
         let mut roots = RootCertStore::empty();
-        for root in certificates(pem, "the cluster's authority")? {
+        for root in certificates(pem, "the cluster CA")? {
             roots.add(root).map_err(|source| Error::Tls { source })?;
         }
         let roots = Arc::new(roots);
@@ -102,7 +104,7 @@ impl ClientTls {
         self.config.read().clone()
     }
 
-    /// Keeps the old certificate where the new one is no good.
+    /// Replaces the client certificate. If the new one is invalid, the old one stays in use.
     pub fn replace(&self, cert_key_pair: &CertKeyPair) -> Result<(), Error> {
         let config = client_config(&self.roots, cert_key_pair)?;
         *self.config.write() = config;
@@ -110,7 +112,7 @@ impl ClientTls {
     }
 }
 
-/// HTTP/1.1 only, since HTTP/2 cannot change to another protocol.
+/// Offers HTTP/1.1 only, because a connection upgrade is not possible with HTTP/2.
 fn client_config(
     roots: &Arc<RootCertStore>,
     cert_key_pair: &CertKeyPair,
@@ -128,17 +130,17 @@ fn client_config(
     Ok(Arc::new(config))
 }
 
-/// For servers whose certificate says nothing we could check, as those in pods that are only known by address.
+/// For servers whose certificate cannot be verified, such as those in pods, which are addressed by IP.
 pub fn unverified() -> Result<Arc<ClientConfig>, Error> {
     crate::client_tls_config(None, None)
 }
 
-/// Takes any certificate, for those who have configured that.
+/// A verifier that accepts any server certificate, for users who configured that.
 pub fn insecure_verifier() -> Arc<dyn ServerCertVerifier> {
     Arc::new(InsecureVerifier)
 }
 
-/// Checks that servers hold the key of the certificate they show, whatever it says.
+/// Verifies only that the server has the key of its certificate.
 #[derive(Debug)]
 struct InsecureVerifier;
 
@@ -163,14 +165,14 @@ impl ResolvesServerCert for ServingCertificate {
     }
 }
 
-/// Those who vouch for clients' certificates.
+/// The certificate authorities for client certificates.
 #[derive(Clone, Debug)]
 pub struct ClientAuthority {
     verifier: Arc<dyn ClientCertVerifier>,
 }
 
 impl ClientAuthority {
-    /// `pem` holds one or more certificates; `what` says where they are from.
+    /// `pem` contains one or more certificates. `what` names their source in errors.
     pub fn new(pem: &str, what: &str) -> Result<ClientAuthority, Error> {
         let mut roots = RootCertStore::empty();
         for root in certificates(pem, what)? {
@@ -183,8 +185,8 @@ impl ClientAuthority {
         Ok(ClientAuthority { verifier })
     }
 
-    /// Whether the first certificate of the chain is, at that time, good for a client. (Being shown in a
-    /// handshake has proven that the client holds its key.)
+    /// Whether the first certificate of the chain is valid for a client at `now`. The handshake has
+    /// already verified that the client has its key.
     pub fn is_trusted(&self, chain: &[CertificateDer<'_>], now: Timestamp) -> bool {
         let Some((leaf, intermediates)) = chain.split_first() else { return false };
         let seconds = u64::try_from(now.as_second()).unwrap_or(0);
@@ -193,10 +195,11 @@ impl ClientAuthority {
     }
 }
 
-/// TLS 1.2 and 1.3, HTTP/2 before HTTP/1.1. A client may show a certificate, preferably (it is told) of
-/// one of `authorities`.
+/// A server configuration with TLS 1.2 and 1.3 that prefers HTTP/2 over HTTP/1.1. Client certificates
+/// are optional; the subjects of `authorities` are sent to clients as hints.
 ///
-/// The server chooses the cipher, as upstream's does: the cheapest of the good ones. Lists are mostly encrypting.
+/// The server chooses the cipher suite, as upstream's does, and prefers the cheapest secure one.
+/// Encryption is most of the cost of a large list response.
 pub fn server_config(
     serving: Arc<ServingCertificate>,
     authorities: &[ClientAuthority],
@@ -216,7 +219,7 @@ pub fn server_config(
     Ok(config)
 }
 
-/// Ranks ciphers on a machine with or without instructions for AES.
+/// Ranks cipher suites by cost. AES is cheaper than ChaCha20 only with hardware support.
 fn cost(cipher: CipherSuite, has_aes: bool) -> u8 {
     let name = cipher.as_str().unwrap_or_default();
     match name.contains("CHACHA20") {
@@ -236,7 +239,7 @@ fn has_aes() -> bool {
     return false;
 }
 
-/// Checks that clients hold the key of their certificate, and nothing else.
+/// Verifies only that clients have the key of their certificate.
 #[derive(Debug)]
 struct PossessionVerifier {
     hints: Vec<DistinguishedName>,
@@ -263,7 +266,7 @@ impl ClientCertVerifier for PossessionVerifier {
     signatures!();
 }
 
-/// A certificate with its key, ready to be shown.
+/// Parses a certificate and its key for rustls and checks that they match.
 pub fn certified_key(cert_key_pair: &CertKeyPair) -> Result<Arc<CertifiedKey>, Error> {
     let key = PrivateKeyDer::from_pem_slice(cert_key_pair.key_pem.as_bytes())
         .map_err(|_| Error::Malformed { what: "the server's private key".to_owned() })?;
@@ -297,7 +300,7 @@ mod tests {
     use super::*;
     use crate::{Authority, CertKeyPair, Leaf, Usage, identity_of};
 
-    /// The handshake reads the machine's clock, so these certificates start now.
+    /// The handshake uses the system clock, so these certificates start now.
     fn authority(dir: &Path, name: &str) -> Authority {
         Authority::load_or_create(dir, name, Timestamp::now()).unwrap()
     }
@@ -314,7 +317,7 @@ mod tests {
         authority.issue(&leaf, Timestamp::now()).unwrap()
     }
 
-    /// Shakes hands in memory; what the client shows, or the first error.
+    /// Performs a handshake in memory. Returns the client's certificates or the first error.
     fn handshake(
         server: ServerConfig,
         trusted: &str,
@@ -329,7 +332,7 @@ mod tests {
         let mut config = match client {
             None => builder.with_no_client_auth(),
             Some((certificate, key)) => {
-                // Not `with_client_auth_cert`, which would notice a key that is not the certificate's.
+                // Not `with_client_auth_cert`, which rejects a key that does not match the certificate.
                 let key = PrivateKeyDer::from_pem_slice(key.key_pem.as_bytes()).unwrap();
                 let key = ring::sign::any_supported_type(&key).unwrap();
                 let presented_key = CertifiedKey::new(certificates(&certificate.cert_pem, "").unwrap(), key);
@@ -348,8 +351,8 @@ mod tests {
         }
         assert!(!server.is_handshaking() && !client.is_handshaking());
         assert_eq!(server.alpn_protocol(), Some(&b"h2"[..]));
-        // This client would rather have had 256 bits.
-        let cipher = server.negotiated_cipher_suite().expect("hands were shaken").suite();
+        // The client prefers 256-bit keys.
+        let cipher = server.negotiated_cipher_suite().expect("the handshake is complete").suite();
         let expected = if has_aes() {
             CipherSuite::TLS13_AES_128_GCM_SHA256
         } else {
@@ -385,18 +388,14 @@ mod tests {
         assert!(!clients.is_trusted(&[], now));
         let client = issue(&client_ca, "system:admin", Usage::Client);
         assert_eq!(authenticated_user(&client, now).as_deref(), Some("system:admin"));
-        assert_eq!(
-            authenticated_user(&client, now + jiff::SignedDuration::from_hours(2)),
-            None,
-            "it has expired"
-        );
+        assert_eq!(authenticated_user(&client, now + jiff::SignedDuration::from_hours(2)), None, "expired");
         let wrong_authority = issue(&server_ca, "system:admin", Usage::Client);
-        assert_eq!(authenticated_user(&wrong_authority, now), None, "signed by the authority for servers");
+        assert_eq!(authenticated_user(&wrong_authority, now), None, "signed by the server CA");
         let wrong_usage = issue(&client_ca, "system:admin", Usage::Server);
         assert_eq!(authenticated_user(&wrong_usage, now), None, "a server's certificate");
         let wrong_key = handshake(config(), server_ca.pem(), Some((&client, &wrong_authority)));
         assert!(wrong_key.is_err(), "a certificate without its key");
-        assert!(handshake(config(), client_ca.pem(), None).is_err(), "a server from the wrong authority");
+        assert!(handshake(config(), client_ca.pem(), None).is_err(), "a server certificate of the wrong CA");
     }
 
     #[test]
@@ -424,10 +423,10 @@ mod tests {
             ServingCertificate::new(&cert_key_pair).unwrap_err().to_string()
         };
         let (cert, key) = (server.cert_pem.as_str(), server.key_pem.as_str());
-        assert_eq!(error("", key), "the server's certificate is not a certificate or key");
-        assert_eq!(error(cert, "x"), "the server's private key is not a certificate or key");
+        assert_eq!(error("", key), "cannot parse the server's certificate: invalid certificate or key");
+        assert_eq!(error(cert, "x"), "cannot parse the server's private key: invalid certificate or key");
         assert_eq!(error(cert, &other.key_pem), "cannot set up TLS");
         let error = ClientAuthority::new("", "/etc/clients.pem").unwrap_err();
-        assert_eq!(error.to_string(), "/etc/clients.pem is not a certificate or key");
+        assert_eq!(error.to_string(), "cannot parse /etc/clients.pem: invalid certificate or key");
     }
 }

@@ -1,9 +1,9 @@
-//! Signed tokens (JWT) and the keys behind them.
+//! Service account tokens (JWT) and their signing keys.
 //!
-//! One key signs; it and all others beside it verify, so keys are rotated by renaming `service-account.key`
-//! to `service-account-<anything>.key` and starting again. Only ES256 is signed and accepted, whatever a
-//! token's header claims. Knows nothing of what a token says: claims are JSON, and their meaning
-//! (issuer, audience, expiry) is the caller's to judge.
+//! One key signs. It and all other key files in the directory verify, so a key is rotated by renaming
+//! `service-account.key` to `service-account-<anything>.key` and restarting. Only ES256 is used and
+//! accepted, whatever algorithm the token header claims. The claims are opaque JSON: the caller checks
+//! issuer, audience and expiry.
 
 use std::path::{Path, PathBuf};
 
@@ -22,27 +22,27 @@ use crate::{Error, file};
 
 const KEY_FILE_PREFIX: &str = "service-account";
 const ALGORITHM: &str = "ES256";
-/// What precedes the 65 bytes of an uncompressed P-256 point in its SubjectPublicKeyInfo.
+/// The SubjectPublicKeyInfo of a P-256 key up to its 65-byte uncompressed point.
 const SPKI_PREFIX: [u8; 26] = [
     0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86,
     0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
 ];
 const POINT_BYTES: usize = 65;
 
-/// The keys of one cluster's tokens.
+/// The keys of the cluster's service account tokens.
 pub struct Keys {
     signing: EcdsaKeyPair,
     random: SystemRandom,
-    /// The signing key's first.
+    /// The first one belongs to the signing key.
     public: Vec<PublicKey>,
 }
 
-/// Why a token is not one of ours.
+/// Why a token was rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenSignatureError {
-    /// It is not a signed token at all.
+    /// It is not a signed JWT.
     Malformed,
-    /// It names a key we do not have.
+    /// Its `kid` is not among the keys.
     UnknownKey,
     Signature,
 }
@@ -52,7 +52,7 @@ struct PublicKey {
     point: [u8; POINT_BYTES],
 }
 
-/// Keys are nobody's business.
+/// Omits the keys, so that they cannot appear in logs.
 impl std::fmt::Debug for Keys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Keys")
@@ -60,8 +60,8 @@ impl std::fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Reads the signing key from `service-account.key`, making it if it is missing, and the keys of
-    /// `service-account-*.key` and `service-account-*.pub` to verify with.
+    /// Reads the signing key from `service-account.key`, which is created if it is missing, and further
+    /// verification keys from `service-account-*.key` and `service-account-*.pub`.
     pub fn load_or_create(dir: &Path) -> Result<Keys, Error> {
         file::private_dir(dir)?;
         let random = SystemRandom::new();
@@ -92,7 +92,7 @@ impl Keys {
         Ok(Keys { signing, random, public })
     }
 
-    /// Only the key in this file, which must be there: for whoever signs and does not verify.
+    /// Reads only the key in this file, which must exist: for components that sign and do not verify.
     pub fn load(path: &Path) -> Result<Keys, Error> {
         let random = SystemRandom::new();
         let pem = file::read_present(path)?;
@@ -101,7 +101,7 @@ impl Keys {
         Ok(Keys { signing, random, public })
     }
 
-    /// The claims as a token.
+    /// Signs the claims as a JWT.
     pub fn sign(&self, claims: &Value) -> Result<String, Error> {
         let header = json!({"alg": ALGORITHM, "kid": self.public[0].id});
         let mut token = URL_SAFE_NO_PAD.encode(header.to_string());
@@ -113,7 +113,7 @@ impl Keys {
         Ok(token)
     }
 
-    /// The claims of a token that one of these keys has signed.
+    /// Verifies a token with these keys and returns its claims.
     pub fn verify(&self, token: &str) -> Result<Value, TokenSignatureError> {
         let (signed, signature) = token.rsplit_once('.').ok_or(TokenSignatureError::Malformed)?;
         let (header, payload) = signed.split_once('.').ok_or(TokenSignatureError::Malformed)?;
@@ -121,7 +121,8 @@ impl Keys {
         let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| TokenSignatureError::Malformed)?;
         let claims = decode(payload)?;
         if header.get("crit").is_some() {
-            // An extension that must be understood, and none is.
+            // A critical header parameter must be understood (RFC 7515, section 4.1.11), and none is
+            // supported.
             return Err(TokenSignatureError::Signature);
         }
         let named = header.get("kid").and_then(Value::as_str).unwrap_or("");
@@ -134,15 +135,15 @@ impl Keys {
         if is_valid { Ok(claims) } else { Err(TokenSignatureError::Signature) }
     }
 
-    /// The public keys as a JSON Web Key Set, and the algorithms they are used with.
+    /// The public keys as a JSON Web Key Set, and their algorithms.
     pub fn key_set(&self) -> (String, Vec<&'static str>) {
-        // Written out for the order of the fields, which is upstream's.
+        // Formatted by hand, because the field order is upstream's.
         let keys: Vec<String> = self.public.iter().map(PublicKey::to_jwk).collect();
         (format!("{{\"keys\":[{}]}}", keys.join(",")), vec![ALGORITHM])
     }
 }
 
-/// What a token says, whoever wrote it: good for nothing but finding out who might vouch for it.
+/// The claims of a token without verification. Use them only to select the authenticator for the token.
 pub fn unverified_claims(token: &str) -> Option<Value> {
     let mut parts = token.split('.');
     let (_, payload, _) = (parts.next()?, parts.next()?, parts.next()?);
@@ -168,7 +169,7 @@ impl PublicKey {
     }
 
     fn to_jwk(&self) -> String {
-        // An uncompressed point: a mark and two coordinates.
+        // An uncompressed curve point: the byte 4, then both coordinates.
         let (x, y) = self.point[1..].split_at(POINT_BYTES / 2);
         format!(
             r#"{{"use":"sig","kty":"EC","kid":"{}","crv":"P-256","alg":"{ALGORITHM}","x":"{}","y":"{}"}}"#,
@@ -179,14 +180,14 @@ impl PublicKey {
     }
 }
 
-/// A part of a token: a JSON object.
+/// Decodes a part of a token, which must be a JSON object.
 fn decode(part: &str) -> Result<Value, TokenSignatureError> {
     let bytes = URL_SAFE_NO_PAD.decode(part).map_err(|_| TokenSignatureError::Malformed)?;
     let value: Value = serde_json::from_slice(&bytes).map_err(|_| TokenSignatureError::Malformed)?;
     if value.is_object() { Ok(value) } else { Err(TokenSignatureError::Malformed) }
 }
 
-/// The further keys' files, in the order of their names.
+/// The paths of the other key files, sorted by name.
 fn verification_key_files(dir: &Path) -> Result<Vec<PathBuf>, Error> {
     let read_error = |source| Error::Read { path: dir.to_owned(), source };
     let mut paths = Vec::new();
@@ -214,7 +215,7 @@ fn public_key(pem: &str, path: &Path) -> Result<PublicKey, Error> {
 }
 
 fn malformed(path: &Path) -> Error {
-    Error::Malformed { what: format!("{} (which must hold a P-256 key)", path.display()) }
+    Error::Malformed { what: format!("{} (must be a P-256 key)", path.display()) }
 }
 
 fn to_pem(label: &str, der: &[u8]) -> String {

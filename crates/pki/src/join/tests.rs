@@ -5,8 +5,7 @@ use jiff::Timestamp;
 use super::*;
 use crate::{Authority, CertKeyPair, Leaf, Usage};
 
-const EXPECTED_ERROR: &str =
-    "a token for joining is written K10<digest of the authority>::<id>.<secret>, as the server's own is";
+const EXPECTED_ERROR: &str = "invalid join token: must have the form K10<CA digest>::<id>.<secret>";
 const HASH: &str = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 
 #[track_caller]
@@ -28,7 +27,7 @@ fn tokens_are_parsed_and_formatted() {
     check(&format!("K10{}::a", HASH.replace('0', "g")), EXPECTED_ERROR);
     check("", EXPECTED_ERROR);
     check("server:", EXPECTED_ERROR);
-    // What follows from a word is the same for everybody, whoever is named before it.
+    // A token derived from a password does not depend on the user name before it.
     let word: JoinToken = "hunter2".parse().unwrap();
     check(&format!("K10{HASH}::node:hunter2"), &format!("K10{HASH}::{}", word.to_secret_string()));
     assert_eq!(BootstrapToken::from_text(&word.bootstrap.bearer()).unwrap(), word.bootstrap);
@@ -69,9 +68,6 @@ fn only_the_pinned_authority_is_trusted() {
     let (ours, theirs) = (good.issue(&leaf, now).unwrap(), bad.issue(&leaf, now).unwrap());
     assert!(verify(&ours, &good, "localhost"));
     assert!(!verify(&ours, &good, "elsewhere"));
-    assert!(!verify(&theirs, &bad, "localhost"), "another authority");
-    assert!(
-        !verify(&theirs, &good, "localhost"),
-        "the right authority beside a certificate that is not its own"
-    );
+    assert!(!verify(&theirs, &bad, "localhost"), "CA with another digest");
+    assert!(!verify(&theirs, &good, "localhost"), "the pinned CA beside a certificate of another CA");
 }

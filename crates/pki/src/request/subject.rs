@@ -1,12 +1,13 @@
-//! The subject of a certificate, with its attributes in the order in which Go writes them: requests have them in
-//! any order, and those who compare subjects as text expect one.
+//! Writes the subject of a certificate with its attributes in Go's order
+//! (`crypto/x509/pkix.Name.ToRDNSequence`). Requests may have any order, but tools that compare
+//! subjects as text expect Go's.
 
 use x509_parser::x509::{AttributeTypeAndValue, X509Name};
 
 use crate::der;
 
-/// Country, organization, organizational unit, locality, province, street, postal code, common name and serial
-/// number, as the numbers of their object identifiers are encoded.
+/// The object identifiers of country, organization, organizational unit, locality, province, street,
+/// postal code, common name and serial number, in Go's order.
 const ORDER: [&[u8]; 9] = [
     &[0x55, 4, 6],
     &[0x55, 4, 10],
@@ -21,8 +22,8 @@ const ORDER: [&[u8]; 9] = [
 const COMMON_NAME: &[u8] = &[0x55, 4, 3];
 const SERIAL_NUMBER: &[u8] = &[0x55, 4, 5];
 
-/// The name in DER. Values of one attribute share a set, of those there is one of the last counts; attributes that
-/// Go does not know come last, in the order of the request.
+/// The DER-encoded name. Values of one attribute type share a set. Of common names and serial numbers
+/// the last one is kept. Attributes that Go does not know follow in the order of the request.
 pub(super) fn encode_in_go_order(name: &X509Name<'_>) -> Vec<u8> {
     let attributes: Vec<(&[u8], Vec<u8>)> = name
         .iter_attributes()
@@ -35,7 +36,7 @@ pub(super) fn encode_in_go_order(name: &X509Name<'_>) -> Vec<u8> {
         if [COMMON_NAME, SERIAL_NUMBER].contains(&known) {
             values.drain(..values.len().saturating_sub(1));
         }
-        // DER sorts the members of a set.
+        // DER requires the members of a SET OF to be sorted.
         values.sort_unstable();
         if !values.is_empty() {
             sets.push(der::tagged(0x31, &values.concat()));
@@ -48,7 +49,7 @@ pub(super) fn encode_in_go_order(name: &X509Name<'_>) -> Vec<u8> {
 
 fn encoded(attribute: &AttributeTypeAndValue<'_>) -> Vec<u8> {
     let value = attribute.attr_value();
-    // Strings have small tags.
+    // All string types have tags below 31, which fit into one byte.
     let tag = u8::try_from(value.tag().0).unwrap_or_default();
     der::sequence(&[der::tagged(0x06, attribute.attr_type().as_bytes()), der::tagged(tag, value.data)])
 }

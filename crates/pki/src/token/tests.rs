@@ -26,7 +26,7 @@ fn key_is_created_once_with_private_permissions() {
     assert_eq!(loaded.verify(&created.sign(&claims).unwrap()), Ok(claims));
     fs::write(&path, "nonsense").unwrap();
     let error = Keys::load_or_create(dir.path()).err().unwrap().to_string();
-    assert!(error.ends_with("service-account.key (which must hold a P-256 key) is not a certificate or key"));
+    assert!(error.ends_with("service-account.key (must be a P-256 key): invalid certificate or key"));
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn old_key_files_verify_tokens_after_rotation() {
     assert_eq!(first.verify(&second.sign(&json!({})).unwrap()), Err(TokenSignatureError::UnknownKey));
     assert_eq!(second.key_set().0.matches("\"kid\"").count(), 2);
 
-    // The public half is enough.
+    // The public key alone suffices for verification.
     fs::remove_file(at("service-account-1.key")).unwrap();
     assert_eq!(
         Keys::load_or_create(dir.path()).unwrap().verify(&token),
@@ -71,7 +71,7 @@ fn the_header_does_not_choose_the_algorithm() {
                 "{algorithm}"
             );
         }
-        // The public key as the shared secret, in each form an attacker can get it.
+        // The public key as the HMAC secret, in every form an attacker can get it.
         let spki = [&SPKI_PREFIX[..], &public.point].concat();
         for secret in [&public.point[..], &spki, to_pem("PUBLIC KEY", &spki).as_bytes()] {
             let secret = hmac::Key::new(hmac::HMAC_SHA256, secret);
@@ -83,12 +83,12 @@ fn the_header_does_not_choose_the_algorithm() {
             );
         }
     }
-    // A good signature under another name for the algorithm.
+    // A valid signature under another algorithm name.
     let signed = format!("{}.{claims}", part(&json!({"alg": "HS256"})));
     let new_signature = keys.signing.sign(&keys.random, signed.as_bytes()).unwrap();
     let token = format!("{signed}.{}", URL_SAFE_NO_PAD.encode(new_signature));
     assert_eq!(keys.verify(&token), Err(TokenSignatureError::Signature));
-    // A key of the token's own.
+    // A token that carries its own key.
     let signed = format!("{}.{claims}", part(&json!({"alg": "ES256", "jwk": {"kty": "EC"}, "crit": ["x"]})));
     let new_signature = keys.signing.sign(&keys.random, signed.as_bytes()).unwrap();
     let token = format!("{signed}.{}", URL_SAFE_NO_PAD.encode(new_signature));
@@ -148,7 +148,7 @@ proptest! {
         let claims = json!({"text": text, "number": number});
         let token = keys.sign(&claims).unwrap();
         prop_assert_eq!(keys.verify(&token), Ok(claims));
-        // Another letter of the alphabet anywhere is noticed (a dot is no letter).
+        // Changing any character must be detected (a dot is not in the alphabet).
         const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
         let mut bytes = token.clone().into_bytes();
         let at = position.index(bytes.len());
