@@ -1,4 +1,5 @@
-//! Images in files: the layout of the OCI and what `docker save` writes, in one tar archive.
+//! Imports and exports image archives: the OCI image layout and the format of `docker save`, in one
+//! tar file.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -10,21 +11,21 @@ use crate::manifest::{self, Descriptor, DockerManifest, Document, Index, Manifes
 use crate::store::NamedDigest;
 use crate::{Digest, Error, Image, Reference, Store, file_error, unpack};
 
-/// Indexes may name indexes, but not for ever.
+/// Limits the nesting of indexes.
 const MAX_INDEX_DEPTH: usize = 4;
 
-/// As the kernel allows.
+/// The symlink limit of the Linux kernel.
 const MAX_LINKS: usize = 40;
 
-/// The files of an archive that is being read.
+/// An archive that has been extracted to a temporary directory.
 struct Archive<'a> {
     store: &'a Store,
-    /// Where they are; goes with this.
+    /// Holds the extracted files. Removed on drop.
     _directory: tempfile::TempDir,
     files: HashMap<PathBuf, PathBuf>,
 }
 
-/// Takes in all images of an archive; answers which.
+/// Imports all images of an archive that run on this host.
 pub fn import(store: &Store, content: impl Read + 'static) -> Result<Vec<Image>, Error> {
     let _busy = store.lock_shared()?;
     let archive = Archive::read(store, content)?;
@@ -33,14 +34,14 @@ pub fn import(store: &Store, content: impl Read + 'static) -> Result<Vec<Image>,
         return archive.import_docker_archive();
     }
     let mut index: Index = archive.json("index.json")?;
-    // What is for other machines, or for none, as attestations are.
+    // Drops manifests of other platforms. Attestations have the platform unknown/unknown.
     index
         .manifests
         .retain(|entry| entry.platform.as_ref().is_none_or(|platform| platform.platform_rank().is_some()));
     if index.manifests.is_empty() {
         return Err(Error::NoPlatform { what: "index.json".to_owned() });
     }
-    // Several names of one image are several entries.
+    // An image with several names has one index entry per name.
     let mut found: Vec<(Digest, Manifest, Vec<NamedDigest>)> = Vec::new();
     for entry in &index.manifests {
         let (digest, manifest) = archive.manifest(entry, MAX_INDEX_DEPTH)?;
@@ -68,16 +69,17 @@ pub fn import(store: &Store, content: impl Read + 'static) -> Result<Vec<Image>,
 
 fn image_name(entry: &Descriptor) -> Option<Reference> {
     let full = entry.annotations.get(manifest::ANNOTATION_IMAGE_NAME);
-    // The short one may be a tag alone, which says nothing.
+    // `org.opencontainers.image.ref.name` may be a bare tag, which is not a full name.
     let short = entry.annotations.get(manifest::ANNOTATION_REF_NAME).filter(|name| name.contains([':', '/']));
     full.or(short).and_then(|name| Reference::parse(name).ok())
 }
 
 impl<'a> Archive<'a> {
-    /// Puts the files of the archive into a directory of ours under names of ours.
+    /// Extracts the files of the archive under generated names, because the names in the archive
+    /// are untrusted.
     fn read(store: &'a Store, content: impl Read + 'static) -> Result<Archive<'a>, Error> {
-        let directory =
-            tempfile::TempDir::new_in(store.temp_dir()).map_err(file_error("write in", store.temp_dir()))?;
+        let directory = tempfile::TempDir::new_in(store.temp_dir())
+            .map_err(file_error("create a file in", store.temp_dir()))?;
         let mut files: HashMap<PathBuf, PathBuf> = HashMap::new();
         let mut links: HashMap<PathBuf, PathBuf> = HashMap::new();
         let content = unpack::decompress(content).map_err(Error::Archive)?;
@@ -86,10 +88,12 @@ impl<'a> Archive<'a> {
             let mut entry = entry.map_err(Error::Archive)?;
             let named = normalize_path(&entry.path().map_err(Error::Archive)?);
             match entry.header().entry_type() {
-                // Old archives have a layer that several images share once, and link to it, also before it comes.
+                // `docker save` before version 25 stores a layer shared by several images once and
+                // links to it. The link may come before its target.
                 kind if kind.is_symlink() || kind.is_hard_link() => {
                     let target = entry.link_name().map_err(Error::Archive)?.unwrap_or_default();
-                    // Only a hard one has all of its target's path.
+                    // The target of a symlink is relative to its directory, the target of a hard
+                    // link to the archive root.
                     let from = named.parent().filter(|_| kind.is_symlink()).unwrap_or(Path::new(""));
                     let target = normalize_path(&from.join(target));
                     files.remove(&named);
@@ -106,6 +110,7 @@ impl<'a> Archive<'a> {
                 _ => {}
             }
         }
+        // Resolves chains of links. A cycle ends at the limit and resolves to no file.
         for (named, target) in &links {
             let mut target = target;
             for _ in 0..MAX_LINKS {
@@ -134,7 +139,7 @@ impl<'a> Archive<'a> {
         manifest::parse(name, &manifest::read(name, self.open(name)?)?)
     }
 
-    /// The manifest a descriptor leads to, for this machine where it has a choice.
+    /// Resolves a descriptor to a manifest. An index is resolved to the manifest for this host.
     fn manifest(&self, entry: &Descriptor, depth: usize) -> Result<(Digest, Manifest), Error> {
         let name = blob_name(&entry.digest);
         let bytes = manifest::read(&name, self.open(&name)?)?;
@@ -142,7 +147,7 @@ impl<'a> Archive<'a> {
             Document::Manifest(manifest) => Ok((entry.digest.clone(), manifest)),
             Document::Index(index) if depth > 0 => self.manifest(index.select_platform(&name)?, depth - 1),
             Document::Index(_) => {
-                Err(Error::Unusable { what: name, why: "indexes of indexes without end".into() })
+                Err(Error::Unusable { what: name, reason: "indexes are nested too deeply".into() })
             }
         }
     }
@@ -154,7 +159,7 @@ impl<'a> Archive<'a> {
         self.store.add_blob(digest, self.open(&blob_name(digest))?)
     }
 
-    /// What docker calls images, by the digests of their configurations.
+    /// The `RepoTags` of `manifest.json` by the digest of the image configuration.
     fn docker_tags(&self) -> Result<HashMap<Digest, Vec<Reference>>, Error> {
         if !self.has("manifest.json") {
             return Ok(HashMap::new());
@@ -170,7 +175,8 @@ impl<'a> Archive<'a> {
         Ok(names)
     }
 
-    /// Docker's own form has no manifest that could be pulled by its digest: one is made.
+    /// The legacy docker format has no OCI manifest, so one is generated. Its digest identifies the
+    /// image.
     fn import_docker_archive(&self) -> Result<Vec<Image>, Error> {
         if !self.has("manifest.json") {
             return Err(Error::NoImage);
@@ -215,7 +221,7 @@ fn blob_name(digest: &Digest) -> String {
     format!("blobs/sha256/{}", digest.hex())
 }
 
-/// A path without dots, only for looking up.
+/// Normalizes a path lexically. Only used as a map key, never to access a file.
 fn normalize_path(path: &Path) -> PathBuf {
     let mut normalized = PathBuf::new();
     for component in path.components() {
@@ -228,7 +234,7 @@ fn normalize_path(path: &Path) -> PathBuf {
     normalized
 }
 
-/// Writes images into one archive that this program, docker and containerd can read.
+/// Writes images to an archive that docker, containerd and this crate can read.
 pub fn export(store: &Store, names: &[String], output: impl Write) -> Result<(), Error> {
     let mut archive = tar::Builder::new(output);
     let mut written = std::collections::BTreeSet::new();
@@ -267,12 +273,12 @@ pub fn export(store: &Store, names: &[String], output: impl Write) -> Result<(),
     let files = [
         ("oci-layout", br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec()),
         ("index.json", serde_json::to_vec(&index).expect("an index has only strings and numbers")),
-        ("manifest.json", serde_json::to_vec(&docker).expect("has only strings")),
+        ("manifest.json", serde_json::to_vec(&docker).expect("a docker manifest has only strings")),
     ];
     for (name, bytes) in files {
         append(&mut archive, name, bytes.len() as u64, &mut &bytes[..])?;
     }
-    // What is left in a buffer may be what does not fit on the disk.
+    // A write error, such as a full disk, may only appear when the buffer is flushed.
     archive.into_inner().and_then(|mut output| output.flush()).map_err(Error::Export)
 }
 

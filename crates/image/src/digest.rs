@@ -1,4 +1,4 @@
-//! Digests: what content is named by.
+//! Content digests as in the OCI image specification. Only SHA-256 is supported.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -6,7 +6,8 @@ use std::io::{self, Read};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
-/// `sha256:` and 64 hexadecimal digits. Never anything else, so that it can be part of a path.
+/// `sha256:` and 64 lower-case hexadecimal digits. No other text is accepted, so a digest is safe
+/// as part of a path.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Digest(String);
@@ -30,12 +31,13 @@ impl Digest {
         Digest(text)
     }
 
-    /// The digits alone.
+    /// The hexadecimal digits without the algorithm.
     pub fn hex(&self) -> &str {
         self.0.strip_prefix("sha256:").unwrap_or(&self.0)
     }
 
-    /// The name of a layer on top of others, as the image specification reckons it.
+    /// The chain ID of a layer on top of the layers with the chain ID `below`, as the OCI image
+    /// specification defines it.
     pub fn chain_id(below: Option<&Digest>, layer: &Digest) -> Digest {
         match below {
             None => layer.clone(),
@@ -64,7 +66,7 @@ impl TryFrom<String> for Digest {
     }
 }
 
-/// Reckons the digest of what passes through.
+/// Computes the digest of the bytes read through it.
 pub struct DigestReader<R> {
     inner: R,
     hash: Sha256,
@@ -76,7 +78,7 @@ impl<R: Read> DigestReader<R> {
         DigestReader { inner, hash: Sha256::new(), length: 0 }
     }
 
-    /// Reads what is left, and answers digest and length of all there was.
+    /// Reads the rest of the input. Returns the digest and the length of the whole input.
     pub fn finish(mut self) -> io::Result<(Digest, u64)> {
         io::copy(&mut self, &mut io::sink())?;
         Ok((Digest::from_hash(self.hash), self.length))

@@ -1,9 +1,12 @@
-//! Images: what they are called, where their pieces are kept, how they come from archives and registries.
+//! Container images: references, the content store, OCI and docker archives, and pulls from
+//! registries.
 //!
-//! Everything is kept under one directory. Pieces are named by their digests and checked against them; a layer is
-//! unpacked once and shared by all images that have it. What is in its place is complete: whatever is being fetched or
-//! unpacked is elsewhere until it is, so that nothing needs repair after a crash. Knows nothing of containers. Read
-//! [`Store`], then [`unpack::unpack`].
+//! All content is in one directory. Blobs are named by their digests and verified against them. A
+//! layer is unpacked once and shared by all images that contain it. Content is fetched and unpacked
+//! in `tmp/` and renamed to its final path when it is complete, so no repair is needed after a
+//! crash. This crate knows nothing about containers. Start with [`Store`], then [`unpack::unpack`].
+//!
+//! Counterpart upstream: containerd's content store, snapshotter and `core/remotes/docker`.
 
 mod archive;
 mod digest;
@@ -22,12 +25,12 @@ pub use store::{Image, Store};
 
 use std::path::PathBuf;
 
-/// Why something could not be done with an image.
+/// An error of an operation on an image.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot {doing} {}", path.display())]
     File { doing: &'static str, path: PathBuf, source: std::io::Error },
-    #[error("{what} is not what its name says: it has the digest {actual}")]
+    #[error("digest mismatch for {what}: content has the digest {actual}")]
     WrongDigest { what: Digest, actual: Digest },
     #[error("cannot read the archive")]
     Archive(#[source] std::io::Error),
@@ -35,13 +38,13 @@ pub enum Error {
     Export(#[source] std::io::Error),
     #[error("the archive has no image: it needs an index.json or a manifest.json")]
     NoImage,
-    #[error("the archive lacks {0}")]
+    #[error("file missing in the archive: {0}")]
     Missing(String),
-    #[error("{what} cannot be understood")]
+    #[error("cannot parse {what}")]
     Malformed { what: String, source: serde_json::Error },
-    #[error("{what} cannot be used: {why}")]
-    Unusable { what: String, why: String },
-    #[error("there is nothing for linux/{} in {what}", manifest::architecture())]
+    #[error("{what} cannot be used: {reason}")]
+    Unusable { what: String, reason: String },
+    #[error("no manifest for linux/{} in {what}", manifest::architecture())]
     NoPlatform { what: String },
     #[error("cannot unpack the layer {layer}")]
     Unpack { layer: Digest, source: unpack::Error },
@@ -52,7 +55,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether it says that something in the store is gone or not what it was.
+    /// Whether content of the store is missing or does not match its digest.
     pub fn is_corrupt(&self) -> bool {
         match self {
             Error::File { source, .. } => source.kind() == std::io::ErrorKind::NotFound,
@@ -62,7 +65,7 @@ impl Error {
     }
 }
 
-/// Names the file that an error is about.
+/// Adds the operation and the path to an I/O error.
 pub(crate) fn file_error(
     doing: &'static str,
     path: impl Into<PathBuf>,

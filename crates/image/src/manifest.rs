@@ -1,4 +1,5 @@
-//! The documents an image is described by, of the OCI and of docker, which differ in names of types only.
+//! Manifests, indexes and configurations of images. The OCI and docker formats differ only in their
+//! media types.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,13 +13,13 @@ pub const MEDIA_TYPE_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+jso
 pub const MEDIA_TYPE_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 pub const MEDIA_TYPE_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 pub const MEDIA_TYPE_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
-/// A document that is larger is none.
+/// The maximum size of a manifest, index or configuration. They are read into memory.
 pub const MAX_DOCUMENT_BYTES: u64 = 8 << 20;
-/// The name an archive's image is to have.
+/// The annotation with the full image name, as containerd writes it into the index of an archive.
 pub const ANNOTATION_IMAGE_NAME: &str = "io.containerd.image.name";
 pub const ANNOTATION_REF_NAME: &str = "org.opencontainers.image.ref.name";
 
-/// Which piece, and how large it is.
+/// An OCI content descriptor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Descriptor {
@@ -43,7 +44,7 @@ pub struct Platform {
     pub variant: String,
 }
 
-/// One image.
+/// An image manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Manifest {
@@ -55,7 +56,7 @@ pub struct Manifest {
     pub layers: Vec<Descriptor>,
 }
 
-/// Several, for different machines or of different names.
+/// An image index: manifests for several platforms, or several images of an archive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Index {
@@ -66,7 +67,7 @@ pub struct Index {
     pub manifests: Vec<Descriptor>,
 }
 
-/// What an image says of itself.
+/// An image configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct ImageConfig {
     #[serde(default, deserialize_with = "null_is_default")]
@@ -77,12 +78,12 @@ pub struct ImageConfig {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct RootFs {
-    /// The layers as they are unpacked, lowest first.
+    /// The digests of the uncompressed layers, lowest first.
     #[serde(default, deserialize_with = "null_is_default")]
     pub diff_ids: Vec<Digest>,
 }
 
-/// How it wants to be run. Anything may be written as null.
+/// The execution parameters in an image configuration. Every field may be null.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub struct ImageProcess {
@@ -98,7 +99,8 @@ pub struct ImageProcess {
     pub volumes: Option<BTreeMap<String, serde_json::Value>>,
 }
 
-/// What docker's own archives have: files of the archive by their names.
+/// An entry of `manifest.json` in an archive of `docker save`. The paths are relative to the
+/// archive root.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct DockerManifest {
@@ -108,7 +110,8 @@ pub struct DockerManifest {
     pub layers: Vec<String>,
 }
 
-/// A document that may be either, told apart by what it has.
+/// A manifest or an index. An index is recognized by its `manifests` field, because media types may
+/// be missing.
 pub enum Document {
     Manifest(Manifest),
     Index(Index),
@@ -124,8 +127,8 @@ impl Document {
         }
         let probe: DocumentProbe = parse(what, bytes)?;
         if probe.schema_version == Some(1) {
-            let reason = "its manifest is of schema 1, which is no longer supported: it has to be built or pushed anew";
-            return Err(Error::Unusable { what: what.to_owned(), why: reason.to_owned() });
+            let reason = "manifest schema version 1 is not supported: rebuild the image or push it again";
+            return Err(Error::Unusable { what: what.to_owned(), reason: reason.to_owned() });
         }
         Ok(match probe.manifests {
             Some(_) => Document::Index(parse(what, bytes)?),
@@ -135,7 +138,8 @@ impl Document {
 }
 
 impl Index {
-    /// The one for this machine; the only one, where none says what it is for.
+    /// Selects the manifest that matches the platform of this host best. If no entry matches, the
+    /// first entry without a platform is used.
     pub fn select_platform(&self, what: &str) -> Result<&Descriptor, Error> {
         let rank = |entry: &Descriptor| entry.platform.as_ref().and_then(Platform::platform_rank);
         let found = self.manifests.iter().filter(|entry| rank(entry).is_some());
@@ -146,14 +150,15 @@ impl Index {
 }
 
 impl Platform {
-    /// How well it suits this machine, if it does at all.
+    /// How well the platform matches this host. `None` if it does not run here.
     pub fn platform_rank(&self) -> Option<u8> {
         let matches_host = self.os == "linux" && self.architecture == architecture();
         matches_host.then(|| variant_rank(&self.architecture, &self.variant)).flatten()
     }
 }
 
-/// As containerd has it: what is for newer processors than all of a kind are may not run.
+/// Ranks variants as containerd does. Variants above the baseline (such as amd64/v2) are not
+/// selected, because the processor may not support them.
 fn variant_rank(architecture: &str, variant: &str) -> Option<u8> {
     match (architecture, variant) {
         ("amd64", "" | "v1") | ("arm64", "" | "v8") | ("arm", "" | "v7") => Some(7),
@@ -164,7 +169,7 @@ fn variant_rank(architecture: &str, variant: &str) -> Option<u8> {
     }
 }
 
-/// Programs written in Go make no difference between nothing and null, and write either.
+/// Go programs do not distinguish between an absent field and null, and write either.
 fn null_is_default<'de, D, T>(from: D) -> Result<T, D::Error>
 where
     D: serde::Deserializer<'de>,
@@ -173,13 +178,13 @@ where
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
-/// A document as it is, unless it is none.
+/// Reads a document of up to [`MAX_DOCUMENT_BYTES`].
 pub fn read(what: &str, file: File) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
     file.take(MAX_DOCUMENT_BYTES + 1).read_to_end(&mut bytes).map_err(file_error("read", what))?;
     if bytes.len() as u64 > MAX_DOCUMENT_BYTES {
         let reason = format!("it is larger than {MAX_DOCUMENT_BYTES} bytes");
-        return Err(Error::Unusable { what: what.to_owned(), why: reason });
+        return Err(Error::Unusable { what: what.to_owned(), reason });
     }
     Ok(bytes)
 }
@@ -188,7 +193,7 @@ pub fn parse<T: serde::de::DeserializeOwned>(what: &str, bytes: &[u8]) -> Result
     serde_json::from_slice(bytes).map_err(|source| Error::Malformed { what: what.to_owned(), source })
 }
 
-/// What image makers call this machine's processor.
+/// The GOARCH name of this host's architecture, as used in image platforms.
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -225,8 +230,8 @@ mod tests {
     #[test]
     fn rejects_schema_version_one() {
         let error = Document::parse("a:v1", br#"{"schemaVersion": 1, "fsLayers": []}"#).err().unwrap();
-        let expected = "a:v1 cannot be used: its manifest is of schema 1, which is no longer supported: \
-            it has to be built or pushed anew";
+        let expected = "a:v1 cannot be used: manifest schema version 1 is not supported: \
+            rebuild the image or push it again";
         assert_eq!(error.to_string(), expected);
     }
 

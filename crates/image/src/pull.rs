@@ -1,7 +1,7 @@
-//! Images from registries, by the distribution specification.
+//! Image pulls according to the OCI distribution specification.
 //!
-//! What is fetched is written beside the store, checked against its digest and only then moved in; a connection that
-//! breaks is taken up again where it broke. Read [`Puller::pull`].
+//! Content is written to a temporary file, verified against its digest and then moved into the
+//! store. An interrupted download is resumed with a range request. Start with [`Puller::pull`].
 
 mod credentials;
 mod proxy;
@@ -26,38 +26,39 @@ pub use settings::RegistrySettings;
 use proxy::Proxies;
 use registry::{Registry, RegistryRequest, RegistryTimeouts, next_chunk};
 
-/// Pieces fetched at once for one image.
+/// Concurrent blob downloads per image, as in containerd.
 const FETCH_CONCURRENCY: usize = 3;
-/// Bytes of a piece that are written at a time.
+/// The number of received bytes that are written at a time.
 const WRITE_CHUNK_BYTES: usize = 256 << 10;
-/// How often a broken connection is taken up again.
+/// Attempts for a blob without progress, and for a manifest request that is rate limited.
 const MAX_ATTEMPTS: u32 = 5;
-/// How often something small is asked for whose connection breaks: it hardly does again.
+/// Attempts for a manifest request that fails. A second failure is rarely transient. Rate limits
+/// get [`MAX_ATTEMPTS`].
 const MAX_MANIFEST_ATTEMPTS: u32 = 2;
-/// A registry that wants more time than this is asked earlier.
+/// The upper limit for the `Retry-After` of a registry.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(60);
-/// Indexes may name indexes, but not for ever.
+/// Limits the nesting of indexes.
 const MAX_INDEX_DEPTH: usize = 4;
 
-/// Why an image could not be pulled; worded as containerd words it, since people search for that.
+/// A failed pull. The messages equal those of containerd, because users search for them.
 #[derive(Debug, thiserror::Error)]
 pub enum PullError {
     #[error("failed to resolve reference {name:?}: {name}: not found")]
     NotFound { name: String },
     #[error(
-        "failed to resolve reference {name:?}: pull access denied, repository does not exist or may require authorization: {why}"
+        "failed to resolve reference {name:?}: pull access denied, repository does not exist or may require authorization: {reason}"
     )]
-    Denied { name: String, why: String },
-    #[error("failed to do request: {method} {url:?}: {why}")]
-    Unreachable { method: &'static str, url: String, why: String },
-    #[error("unexpected status from {method} request to {url}: {status}{said}")]
+    Denied { name: String, reason: String },
+    #[error("failed to do request: {method} {url:?}: {reason}")]
+    Unreachable { method: &'static str, url: String, reason: String },
+    #[error("unexpected status from {method} request to {url}: {status}{errors}")]
     Status {
         method: &'static str,
         url: String,
         status: StatusCode,
-        /// What the registry says of why, each reason in a line.
-        said: String,
-        /// How long the registry wants to be left alone.
+        /// The errors in the response body, one per line.
+        errors: String,
+        /// The `Retry-After` of the response.
         after: Option<Duration>,
     },
     #[error("{url} ended after {got} bytes of {expected}")]
@@ -67,7 +68,7 @@ pub enum PullError {
 }
 
 impl PullError {
-    /// Whether it may be different the next time.
+    /// Whether a retry may succeed.
     fn can_retry(&self) -> bool {
         match self {
             PullError::Unreachable { .. } | PullError::Cut { .. } => true,
@@ -76,13 +77,14 @@ impl PullError {
         }
     }
 
-    /// Whether the registry has too much to do.
+    /// Whether the registry is overloaded or limits the request rate.
     fn is_rate_limited(&self) -> bool {
         use StatusCode as Code;
         matches!(self, PullError::Status { status: Code::REQUEST_TIMEOUT | Code::TOO_MANY_REQUESTS, .. })
     }
 
-    /// How long to wait after so many tries: as long as the registry says, but neither for ever nor in haste.
+    /// The delay before the next attempt: exponential backoff, or `Retry-After` if that is longer,
+    /// up to [`MAX_RETRY_DELAY`].
     fn retry_delay(&self, timeouts: RegistryTimeouts, attempts: u32) -> Duration {
         let backoff = timeouts.initial_backoff * 2u32.pow(attempts);
         match self {
@@ -101,13 +103,13 @@ pub struct Puller {
     proxies: Arc<Proxies>,
 }
 
-/// What a name has led to.
+/// The manifest that a reference resolves to.
 struct ResolvedManifest {
-    /// The digest of what the name itself stands for: the manifest, or an index.
+    /// The digest that the reference itself resolves to: the manifest, or an index.
     reference_digest: Digest,
     digest: Digest,
     manifest: Manifest,
-    /// The manifest as it came.
+    /// The manifest as received. Its bytes determine the digest.
     bytes: Bytes,
 }
 
@@ -117,7 +119,8 @@ impl Puller {
         Puller { store, settings: Arc::new(settings), timeouts: RegistryTimeouts::default(), proxies }
     }
 
-    /// Pulls an image from the first of its places that has it.
+    /// Pulls an image from the first registry host (mirrors first) that provides it. If all fail,
+    /// the error of the last one is returned.
     pub async fn pull(
         &self,
         name: &Reference,
@@ -149,12 +152,13 @@ impl Puller {
             self.manifest(&registry, name, tag_or_digest).await?;
         let Descriptor { digest: id, size, .. } = &manifest.config;
         if !(1..=MAX_DOCUMENT_BYTES).contains(size) {
-            let reason = format!("its configuration {id} is said to have {size} bytes");
-            return Err(Error::Unusable { what: name.to_string(), why: reason }.into());
+            let reason = format!("config {id} has an invalid size of {size} bytes");
+            return Err(Error::Unusable { what: name.to_string(), reason }.into());
         }
         let mut descriptors: Vec<Descriptor> = vec![manifest.config.clone()];
         descriptors.extend(manifest.layers.iter().cloned());
-        // What is being fetched is nobody's yet, and must not be tidied away.
+        // The blobs are not referenced by the index yet. The lease protects them from garbage
+        // collection.
         let lease: Vec<Digest> =
             descriptors.iter().map(|descriptor| descriptor.digest.clone()).chain([digest.clone()]).collect();
         let lease = run_blocking(&self.store, {
@@ -179,7 +183,7 @@ impl Puller {
                 fetch_tasks.spawn(async move {
                     let mutex = store.fetch_locks.get(descriptor.digest.hex());
                     let _guard = mutex.lock().await;
-                    // Another pull may have brought it meanwhile.
+                    // Another pull may have fetched the blob while this one waited.
                     if store.has(&descriptor.digest, is_document) {
                         return Ok(());
                     }
@@ -189,16 +193,19 @@ impl Puller {
             let done = match fetch_tasks.join_next().await {
                 None => break,
                 Some(Ok(done)) => done,
-                Some(Err(_)) => Err(Error::Missing("a piece whose fetching failed".to_owned()).into()),
+                Some(Err(_)) => {
+                    Err(Error::Missing("a blob, because its download task failed".to_owned()).into())
+                }
             };
             if let Err(error) = done {
-                // What the others have begun goes before anybody hears of this.
+                // Wait until the other downloads are canceled, so that their temporary files are
+                // removed before this returns.
                 fetch_tasks.shutdown().await;
                 return Err(error);
             }
         }
         let names = [(name.clone(), named)];
-        // This goes on also where nobody waits for it any more.
+        // The blocking task also completes if this future is dropped, so it must own the lease.
         let add = move |store: &Store| {
             let _needed = lease;
             store.add_image(&digest, &manifest, &names)
@@ -206,7 +213,8 @@ impl Puller {
         Ok(run_blocking(&self.store, add).await?)
     }
 
-    /// The image that a name led to before, if it still does. That is asked for in a way that registries do not count.
+    /// Returns the image of an earlier pull if the reference still resolves to it. Uses a HEAD
+    /// request, which registries do not count against rate limits.
     async fn unchanged(
         &self,
         registry: &Registry,
@@ -216,7 +224,7 @@ impl Puller {
         if !self.store.has_repository(name)? {
             return Ok(None);
         }
-        // Whatever is wrong comes up again.
+        // Errors are ignored; the GET request that follows reports them.
         let head = registry.get(&RegistryRequest::head(tag_or_digest)).await.ok();
         let digest_header = head.as_ref().and_then(|(_, head)| head.headers().get("docker-content-digest"));
         let Some(digest) = digest_header.and_then(|value| Digest::parse(value.to_str().ok()?)) else {
@@ -229,7 +237,7 @@ impl Puller {
         Ok(run_blocking(&self.store, move |store| store.tag_existing(&named)).await?)
     }
 
-    /// The manifest for this machine.
+    /// Resolves a reference to the manifest for this host.
     async fn manifest(
         &self,
         registry: &Registry,
@@ -255,12 +263,12 @@ impl Puller {
                 }
             }
         }
-        let reason = "indexes of indexes without end".to_owned();
-        Err(Error::Unusable { what: name.to_string(), why: reason }.into())
+        let reason = "indexes are nested too deeply".to_owned();
+        Err(Error::Unusable { what: name.to_string(), reason }.into())
     }
 }
 
-/// Fetches a manifest, with a few tries.
+/// Fetches a manifest, with retries.
 async fn fetch_manifest(registry: &Registry, request: &RegistryRequest) -> Result<Bytes, PullError> {
     let mut attempts = 0;
     loop {
@@ -277,17 +285,17 @@ async fn fetch_manifest(registry: &Registry, request: &RegistryRequest) -> Resul
     }
 }
 
-/// Does what takes a while where nobody else waits for the thread.
+/// Runs blocking work on tokio's blocking thread pool.
 async fn run_blocking<T: Send + 'static>(
     store: &Store,
     work: impl FnOnce(&Store) -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
     let own = store.clone();
     let done = tokio::task::spawn_blocking(move || work(&own)).await;
-    done.map_err(io::Error::other).map_err(file_error("work in", store.root()))?
+    done.map_err(io::Error::other).map_err(file_error("run a blocking task for", store.root()))?
 }
 
-/// As much of a piece as has come.
+/// A partially downloaded blob.
 struct PartialBlob {
     file: tempfile::NamedTempFile,
     hash: Sha256,
@@ -295,7 +303,7 @@ struct PartialBlob {
 }
 
 impl PartialBlob {
-    /// A disk may take its time, as hashing does.
+    /// Hashing and disk writes may block, so they run on the blocking thread pool.
     async fn write(mut self, store: &Store, waiting: Vec<Bytes>) -> Result<PartialBlob, Error> {
         let write = move |_: &Store| {
             for bytes in &waiting {
@@ -308,10 +316,10 @@ impl PartialBlob {
     }
 }
 
-/// Fetches a piece, as often as it takes.
+/// Fetches a blob. Retries while the failures are transient and resumes at the last received byte.
 async fn fetch_blob(store: &Store, registry: &Registry, descriptor: &Descriptor) -> Result<(), PullError> {
     let file = tempfile::NamedTempFile::new_in(store.temp_dir())
-        .map_err(file_error("write in", store.temp_dir()))?;
+        .map_err(file_error("create a file in", store.temp_dir()))?;
     let mut partial = PartialBlob { file, hash: Sha256::new(), received: 0 };
     let mut attempts = 0;
     loop {
@@ -321,7 +329,7 @@ async fn fetch_blob(store: &Store, registry: &Registry, descriptor: &Descriptor)
         match ended {
             Ok(()) => break,
             Err(error) if error.can_retry() => {
-                // One that gets on is given time.
+                // Progress resets the number of attempts.
                 attempts = if partial.received > before { 1 } else { attempts + 1 };
                 if attempts >= MAX_ATTEMPTS {
                     return Err(error);
@@ -338,7 +346,7 @@ async fn fetch_blob(store: &Store, registry: &Registry, descriptor: &Descriptor)
     Ok(run_blocking(store, move |store| store.persist_blob(partial.file, &actual)).await?)
 }
 
-/// Fetches what is missing of a piece, or as much of it as comes.
+/// Fetches the missing part of a blob. Returns what was received, even if the transfer failed.
 async fn fetch_range(
     store: &Store,
     registry: &Registry,
@@ -352,7 +360,7 @@ async fn fetch_range(
         };
     let is_part = response.status() == StatusCode::PARTIAL_CONTENT;
     if partial.received > 0 && !is_part {
-        // A registry that does not know parts begins again.
+        // The registry ignores range requests and sends the whole blob.
         partial.received = 0;
         partial.hash = Sha256::new();
         partial.file.as_file().set_len(0).map_err(file_error("write", partial.file.path()))?;
@@ -369,8 +377,9 @@ async fn fetch_range(
         };
         partial.received += bytes.len() as u64;
         if descriptor.size > 0 && partial.received > descriptor.size {
-            let reason = format!("{} bytes where {} were promised", partial.received, descriptor.size);
-            return Err(Error::Unusable { what: descriptor.digest.to_string(), why: reason });
+            let reason =
+                format!("received {} bytes, but the descriptor has {}", partial.received, descriptor.size);
+            return Err(Error::Unusable { what: descriptor.digest.to_string(), reason });
         }
         size += bytes.len();
         waiting.push(bytes);

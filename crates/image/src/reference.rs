@@ -1,4 +1,4 @@
-//! What people call images: `nginx`, `quay.io/team/app:v1`, `app@sha256:…`.
+//! Image references: `nginx`, `quay.io/team/app:v1`, `app@sha256:…`.
 
 use std::fmt;
 
@@ -7,17 +7,17 @@ use crate::Digest;
 const DEFAULT_REGISTRY: &str = "docker.io";
 const MAX_NAME_BYTES: usize = 512;
 
-/// A name with everything filled in that people leave out.
+/// An image reference with the defaults for registry, repository prefix and tag filled in.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Reference {
-    /// Host and, where there is one, port.
+    /// The host with an optional port.
     pub registry: String,
     pub repository: String,
     pub tag: Option<String>,
     pub digest: Option<Digest>,
 }
 
-/// A name that no image can have.
+/// An image name that is not a valid reference.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("couldn't parse image name {name:?}: invalid reference format")]
 pub struct InvalidReference {
@@ -29,18 +29,18 @@ impl Reference {
         parse(name).ok_or_else(|| InvalidReference { name: name.to_owned() })
     }
 
-    /// Registry and repository alone.
+    /// `registry/repository` without tag and digest.
     pub fn repository_path(&self) -> String {
         format!("{}/{}", self.registry, self.repository)
     }
 
-    /// The same place with a digest for everything else.
+    /// `registry/repository@digest`.
     pub fn with_digest(&self, digest: &Digest) -> String {
         format!("{}@{digest}", self.repository_path())
     }
 }
 
-/// A digest says all; the tag beside it is for people.
+/// Omits the tag if there is a digest, because the digest alone selects the image.
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.registry, self.repository)?;
@@ -61,7 +61,7 @@ fn parse(name: &str) -> Option<Reference> {
         None => (name, None),
     };
     let (path, tag) = match rest.rsplit_once(':') {
-        // A colon before a slash is a port's.
+        // A colon before a slash separates the port, not a tag.
         Some((path, tag)) if !tag.contains('/') => (path, Some(tag)),
         _ => (rest, None),
     };
@@ -92,7 +92,7 @@ fn is_host(text: &str) -> bool {
     (named || literal) && port.parse::<u16>().is_ok()
 }
 
-/// Lower-case words and digits, joined by single dots, one or two underscores or dashes.
+/// Lower-case letters and digits, separated by periods, underscores or dashes.
 fn is_component(text: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let bytes = text.as_bytes();

@@ -1,9 +1,15 @@
-//! Where images are kept: `index.json` says which there are, `blobs/` has their pieces as they came, `layers/` the
-//! unpacked ones, `tmp/` what is not ready.
+//! The image store. `index.json` lists the images, `blobs/` holds their content as downloaded,
+//! `layers/` the unpacked layers, `tmp/` incomplete content.
 //!
-//! Several processes may use a store at once; whoever changes the index holds `lock`. Pieces that are in their places and
-//! not in the index yet are named in files in `tmp/` that are locked by who needs them; such files are written while
-//! `busy` is held, and whoever removes pieces holds that alone until all that goes is out of its place.
+//! Several processes may use a store at the same time:
+//! - `lock` is held exclusively while `index.json` is changed.
+//! - `busy` is held shared while content is added that is not referenced yet, and exclusively by
+//!   [`Store::collect_garbage`] until all removed content is renamed away.
+//! - A lease (`tmp/needed-*`) lists blobs and layers that an unfinished pull or import requires. It
+//!   is created while `busy` is held and locked by its owner. A lease without a lock belongs to a
+//!   process that was killed, and is ignored.
+//!
+//! Counterpart upstream: containerd's content store with leases and garbage collection.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -20,47 +26,50 @@ use crate::keyed_mutex::KeyedMutex;
 use crate::manifest::{self, ImageConfig, Manifest};
 use crate::{Digest, Error, Reference, file_error, unpack};
 
-/// How much of an id stands for all of it, as lists show it. Less could be a name that somebody means to pull.
+/// The minimum length of an ID prefix that identifies an image, as long as in listings. A shorter
+/// prefix could be an image name.
 const MIN_SHORT_ID_LENGTH: usize = 12;
 
-/// How the names of files begin that say what is needed.
+/// The file name prefix of leases.
 const LEASE_PREFIX: &str = "needed-";
 
-/// Images in a directory.
+/// An image store in a directory.
 #[derive(Clone, Debug)]
 pub struct Store {
     root: PathBuf,
-    /// Bytes and files of each unpacked layer.
+    /// Bytes and inodes of each unpacked layer, by directory name.
     layers: Arc<Mutex<BTreeMap<OsString, (u64, u64)>>>,
-    /// Whose turn it is to fetch a piece, and to unpack a layer.
+    /// Ensure that a blob is fetched once and a layer is unpacked once in this process.
     pub(crate) fetch_locks: Arc<KeyedMutex<tokio::sync::Mutex<()>>>,
     unpack_locks: Arc<KeyedMutex<Mutex<()>>>,
 }
 
-/// An image that is there as a whole.
+/// An image whose content is complete.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
-    /// The digest of its configuration, which is what CRI calls an image's id.
+    /// The digest of the image configuration, which is the image ID in CRI.
     pub id: Digest,
-    /// The digest of what it is made of, for this machine.
+    /// The digest of the manifest for this host.
     pub manifest: Digest,
     /// `registry/repository:tag`.
     pub tags: BTreeSet<String>,
-    /// `registry/repository@digest`, by which it can be pulled again: the digest of an index, where it came by one.
+    /// `registry/repository@digest`. If the image was pulled by an index, this is the digest of the
+    /// index.
     pub digests: BTreeSet<String>,
-    /// Bytes, as it came.
+    /// The size of the configuration and the compressed layers in bytes.
     pub size: u64,
-    /// The unpacked layers by their directories' names, lowest first.
+    /// The directory names of the unpacked layers, lowest first.
     pub layers: Vec<String>,
 }
 
-/// Says which pieces somebody needs, for as long as it is there and locked: a process that is killed needs nothing.
+/// Protects blobs and layers from garbage collection while the file exists and is locked. The lock
+/// of a killed process is released by the kernel.
 #[derive(Debug)]
 pub(crate) struct BlobLease(
     #[expect(dead_code, reason = "it is there to be dropped")] tempfile::NamedTempFile,
 );
 
-/// A name, and the digest of what it stands for: a manifest, or an index that leads to it.
+/// A reference and the digest that it resolves to: a manifest or an index.
 pub(crate) type NamedDigest = (Reference, Digest);
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -78,8 +87,7 @@ impl Index {
 }
 
 impl Image {
-    /// What people know it by: its tags, or what it can be pulled by where it has none. An image from an archive may have
-    /// neither.
+    /// The tags, or the digests if there are none. An image from an archive may have neither.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let names = if self.tags.is_empty() { &self.digests } else { &self.tags };
         names.iter().map(String::as_str)
@@ -90,7 +98,7 @@ impl Image {
         if self.tags.contains(&text) || self.digests.contains(&text) {
             return true;
         }
-        // By the digest of its manifest, behind the index it came by.
+        // The image was pulled by an index, but is requested by the digest of its manifest.
         let repository = name.repository_path();
         let mut known_references =
             self.tags.iter().chain(&self.digests).filter_map(|known| Reference::parse(known).ok());
@@ -100,20 +108,22 @@ impl Image {
 }
 
 impl Store {
-    /// Opens or makes a store.
+    /// Opens a store. Creates its directories if they are missing.
     pub fn open(root: &Path) -> Result<Store, Error> {
         for name in ["blobs", "layers", "tmp"] {
             let path = root.join(name);
-            fs::create_dir_all(&path).map_err(file_error("make", path))?;
+            fs::create_dir_all(&path).map_err(file_error("create", path))?;
         }
         use std::os::unix::fs::PermissionsExt as _;
-        // Files of images may be set-user-id; nobody but root is to reach them here.
-        fs::set_permissions(root, fs::Permissions::from_mode(0o700)).map_err(file_error("protect", root))?;
+        // Image content may include setuid files. Only root may reach them through the store.
+        fs::set_permissions(root, fs::Permissions::from_mode(0o700))
+            .map_err(file_error("change the mode of", root))?;
         let (layers, fetch_locks, unpack_locks) = Default::default();
         Ok(Store { root: root.to_owned(), layers, fetch_locks, unpack_locks })
     }
 
-    /// Removes what was left behind when this program was last killed. Only for the one process that owns the store.
+    /// Removes temporary content of processes that were killed. Only the process that owns the
+    /// store may call this. Leases that are locked are kept.
     pub fn clean(&self) {
         for entry in fs::read_dir(self.temp_dir()).into_iter().flatten().flatten() {
             if is_locked(&entry.path()) {
@@ -140,8 +150,9 @@ impl Store {
         self.root.join("layers").join(name)
     }
 
-    /// Keeps pieces that nobody is known to need yet from being removed, for as long as it is held, which should not be
-    /// long: those of an archive, and the layers of a container that is not written down.
+    /// Blocks garbage collection while the returned file is open: for an import whose blobs are not
+    /// in the index yet, and for a container whose layers are not recorded yet. Must be held for a
+    /// short time only.
     pub fn lock_shared(&self) -> Result<File, Error> {
         let path = self.root.join("busy");
         let locked = File::create(&path).and_then(|file| {
@@ -151,8 +162,8 @@ impl Store {
         locked.map_err(file_error("lock", path))
     }
 
-    /// Keeps pieces of these names from being removed, whether they are there already or are still to come. Waits for
-    /// whoever removes some.
+    /// Protects blobs and layers with these names from garbage collection, whether they exist
+    /// already or not. Waits for a running garbage collection.
     pub(crate) fn lease(&self, names: &[&str]) -> Result<BlobLease, Error> {
         let _guard = self.lock_shared()?;
         let file = tempfile::Builder::new().prefix(LEASE_PREFIX).tempfile_in(self.temp_dir());
@@ -161,13 +172,14 @@ impl Store {
             file.write_all(names.join("\n").as_bytes())?;
             Ok(BlobLease(file))
         });
-        written.map_err(file_error("write in", self.temp_dir()))
+        written.map_err(file_error("create a file in", self.temp_dir()))
     }
 
-    /// What anybody needs that is on its way.
+    /// The names in all leases that are held.
     fn lease_names(&self) -> Result<BTreeSet<String>, Error> {
         let mut lease_names = BTreeSet::new();
         let path = self.temp_dir();
+        // Leases are locked exclusively by their owners, so a lease that is not locked is stale.
         for entry in fs::read_dir(&path).map_err(file_error("read", path))?.flatten() {
             let path = entry.path();
             if !entry.file_name().to_string_lossy().starts_with(LEASE_PREFIX) || !is_locked(&path) {
@@ -175,7 +187,7 @@ impl Store {
             }
             match fs::read_to_string(&path) {
                 Ok(names) => lease_names.extend(names.lines().map(str::to_owned)),
-                // It is there by now, or was given up.
+                // The lease was released between the listing and this read.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(file_error("read", path)(error)),
             }
@@ -183,12 +195,11 @@ impl Store {
         Ok(lease_names)
     }
 
-    /// All images.
     pub fn images(&self) -> Result<Vec<Image>, Error> {
         Ok(self.read_index()?.images.into_values().collect())
     }
 
-    /// The image of this name, digest or id; the beginning of an id will do, where no other begins so.
+    /// Finds an image by name, digest or ID. A unique prefix of the ID is sufficient.
     pub fn find(&self, name: &str) -> Result<Option<Image>, Error> {
         let index = self.read_index()?;
         let id = Digest::parse(name).or_else(|| Digest::parse(&format!("sha256:{name}")));
@@ -201,7 +212,7 @@ impl Store {
         Ok(called.or_else(|| index.by_short_id(name)).cloned())
     }
 
-    /// What the image says of itself.
+    /// The configuration of an image.
     pub fn config(&self, image: &Image) -> Result<ImageConfig, Error> {
         manifest::parse(&image.id.to_string(), &self.read_blob(&image.id)?)
     }
@@ -216,10 +227,10 @@ impl Store {
         manifest::read(&digest.to_string(), file)
     }
 
-    /// Keeps a piece, once it is certain that it is what it is called.
+    /// Adds a blob after verifying its digest.
     pub(crate) fn add_blob(&self, digest: &Digest, content: impl Read) -> Result<(), Error> {
         let mut file = tempfile::NamedTempFile::new_in(self.temp_dir())
-            .map_err(file_error("write in", self.temp_dir()))?;
+            .map_err(file_error("create a file in", self.temp_dir()))?;
         let mut reader = DigestReader::new(content);
         io::copy(&mut reader, &mut file).map_err(file_error("write", file.path()))?;
         let (actual, _) = reader.finish().map_err(Error::Archive)?;
@@ -229,7 +240,7 @@ impl Store {
         self.persist_blob(file, digest)
     }
 
-    /// Moves a file that was checked to its place.
+    /// Moves a verified file to the final path of its blob.
     pub(crate) fn persist_blob(&self, file: tempfile::NamedTempFile, digest: &Digest) -> Result<(), Error> {
         let path = self.blob(digest);
         file.as_file().sync_all().map_err(file_error("write", path.clone()))?;
@@ -237,7 +248,8 @@ impl Store {
         Ok(())
     }
 
-    /// Unpacks the layers of an image whose pieces are all here, and gives it these names.
+    /// Unpacks the layers of an image whose blobs are all in the store, and adds it to the index
+    /// under these names.
     pub(crate) fn add_image(
         &self,
         digest: &Digest,
@@ -248,17 +260,18 @@ impl Store {
         let config: ImageConfig = manifest::parse(&id.to_string(), &self.read_blob(&id)?)?;
         if config.rootfs.diff_ids.len() != manifest.layers.len() {
             let reason = format!(
-                "{} layers, but {} are described",
+                "manifest has {} layers, but config has {} diff_ids",
                 manifest.layers.len(),
                 config.rootfs.diff_ids.len()
             );
-            return Err(Error::Unusable { what: digest.to_string(), why: reason });
+            return Err(Error::Unusable { what: digest.to_string(), reason });
         }
         let mut layers: Vec<String> = Vec::new();
         let mut chain: Option<Digest> = None;
         for diff in &config.rootfs.diff_ids {
             let name = Digest::chain_id(chain.as_ref(), diff);
-            // Half of the digest is plenty to tell layers apart, and many of them must fit into a mount's options.
+            // 128 bits of the chain ID are unique. Short names leave room for more layers in the
+            // mount options, which are limited to a page.
             layers.push(name.hex()[..32].to_owned());
             chain = Some(name);
         }
@@ -272,7 +285,8 @@ impl Store {
         }
         let sizes = manifest.layers.iter().map(|layer| layer.size);
         let size = sizes.fold(manifest.config.size, u64::saturating_add);
-        // Who names a digest does not say that the tag beside it still leads there.
+        // A reference with tag and digest does not prove that the tag still resolves to this
+        // digest.
         let is_tag = |name: &&Reference| name.tag.is_some() && name.digest.is_none();
         let tags = names.iter().map(|(name, _)| name).filter(is_tag);
         let image = Image {
@@ -289,8 +303,8 @@ impl Store {
     fn unpack(&self, blob: &Digest, diff: &Digest, below: &[String], name: &str) -> Result<(), Error> {
         let path = self.blob(blob);
         let failed = |source| Error::Unpack { layer: blob.clone(), source };
-        let directory =
-            tempfile::TempDir::new_in(self.temp_dir()).map_err(file_error("write in", self.temp_dir()))?;
+        let directory = tempfile::TempDir::new_in(self.temp_dir())
+            .map_err(file_error("create a file in", self.temp_dir()))?;
         let content = File::open(&path).map_err(file_error("read", path))?;
         let below: Vec<PathBuf> = below.iter().rev().map(|name| self.layer(name)).collect();
         let content = unpack::decompress(content).map_err(|error| failed(error.into()))?;
@@ -301,11 +315,12 @@ impl Store {
         if actual != *diff {
             return Err(Error::WrongDigest { what: diff.clone(), actual });
         }
-        // What is under its final name is on disk as a whole.
+        // The layer must be on disk before the rename, because a layer at its final path counts as
+        // complete.
         let root_dir = File::open(&root).map_err(file_error("open", root.clone()))?;
         rustix::fs::syncfs(&root_dir).map_err(|error| file_error("write", root.clone())(error.into()))?;
         match fs::rename(&root, self.layer(name)) {
-            // Somebody else was faster.
+            // Another process has unpacked the same layer.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -319,7 +334,7 @@ impl Store {
         }
     }
 
-    /// Writes an image down; names it takes from others are theirs no more.
+    /// Adds an image to the index. A tag that another image has is moved to this one.
     fn add_to_index(&self, image: Image) -> Result<Image, Error> {
         self.update_index(|index| {
             for other in index.images.values_mut().filter(|other| other.id != image.id) {
@@ -334,14 +349,15 @@ impl Store {
         })
     }
 
-    /// Whether anything of this place is here.
+    /// Whether an image of this repository is in the store.
     pub(crate) fn has_repository(&self, name: &Reference) -> Result<bool, Error> {
         let prefix = format!("{}@", name.repository_path());
         let index = self.read_index()?;
         Ok(index.images.values().flat_map(|image| &image.digests).any(|known| known.starts_with(&prefix)))
     }
 
-    /// The image that came from a place by a digest, with a further name of that place; none unless all of it is here.
+    /// Returns the image that was pulled from this repository by this digest, and adds the tag of
+    /// the reference. Returns `None` if there is none or if content is missing.
     pub(crate) fn tag_existing(&self, (name, digest): &NamedDigest) -> Result<Option<Image>, Error> {
         let at = name.with_digest(digest);
         let has_digest = |image: &&Image| image.digests.contains(&at);
@@ -356,17 +372,18 @@ impl Store {
         if !is_whole {
             return Ok(None);
         }
-        // Who names a digest does not say that the tag beside it still leads there.
+        // A reference with tag and digest does not prove that the tag still resolves to this
+        // digest.
         if name.tag.is_none() || name.digest.is_some() || image.tags.contains(&name.to_string()) {
             return Ok(Some(image));
         }
         self.tag(&image.id, name)?;
         image.tags.insert(name.to_string());
-        // It may have been removed meanwhile.
+        // The image may have been removed or changed between the two index accesses.
         self.find(&at).map(|found| found.filter(|found| *found == image))
     }
 
-    /// Gives an image one more name.
+    /// Adds a tag to an image and removes it from all others.
     pub fn tag(&self, image: &Digest, name: &Reference) -> Result<(), Error> {
         let name = name.to_string();
         self.update_index(|index| {
@@ -380,8 +397,8 @@ impl Store {
         })
     }
 
-    /// Takes a name away, and the image with its last one; by id or digest the image with all its names. Its pieces go
-    /// with the next [`Store::collect`].
+    /// Removes a tag, and the image with its last tag. An ID or digest removes the image with all
+    /// tags. The content is released by the next [`Store::collect_garbage`].
     pub fn remove(&self, name: &str) -> Result<bool, Error> {
         let Some(image) = self.find(name)? else { return Ok(false) };
         let tag = Reference::parse(name).map(|reference| reference.to_string()).unwrap_or_default();
@@ -394,8 +411,9 @@ impl Store {
         Ok(true)
     }
 
-    /// Removes images without any use and all pieces that no image needs; answers how many bytes were freed, or nothing
-    /// where it has to be done another time. `in_use` finds the names of layers that containers stand on.
+    /// Removes unused images, and all blobs and layers that no image requires. Returns the number
+    /// of released bytes, or `None` if the store is in use and the caller should retry later.
+    /// `in_use` returns the names of layers that containers use.
     pub fn collect_garbage(
         &self,
         in_use: impl FnOnce() -> io::Result<BTreeSet<String>>,
@@ -404,12 +422,13 @@ impl Store {
         let path = self.root.join("busy");
         let exclusive_lock = File::create(&path).map_err(file_error("lock", path))?;
         if rustix::fs::flock(&exclusive_lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            // An archive or a container is on its way, and its pieces are nobody's yet: they go another time.
+            // An import or a container creation is in progress. Its content is not referenced yet.
             return Ok(None);
         }
-        // Only now: what was read earlier would not know who has come since.
-        let mut layers = in_use().map_err(file_error("find out who uses", self.root.join("layers")))?;
-        // Before the index: who is not here any more is there.
+        // Must run under the lock: an earlier result would miss containers created since.
+        let mut layers = in_use().map_err(file_error("list the users of", self.root.join("layers")))?;
+        // Leases are read before the index: a pull that finishes in between drops its lease after
+        // it has added the image to the index, so its content is found in one of the two.
         let lease_names = self.lease_names()?;
         let retained = self.update_index(|index| {
             index.images.retain(|_, image| !unused(image, &layers) && !self.is_invalid_image(image, &layers));
@@ -423,16 +442,17 @@ impl Store {
                 Ok(manifest) => {
                     blob_names.extend(manifest.layers.iter().map(|layer| layer.digest.hex().to_owned()));
                 }
-                // One damaged image keeps no other. Its layers are here unpacked; as they came they are needed only to
-                // be handed on, which is over for it.
+                // A corrupt manifest must not block the collection of other images. The unpacked
+                // layers are sufficient for containers; the blobs are only needed for an export,
+                // which requires the manifest.
                 Err(error) => {
-                    tracing::warn!(%error, image = %image.id, "cannot read an image's manifest: it cannot be exported");
+                    tracing::warn!(%error, image = %image.id, "cannot read image manifest, image cannot be exported");
                 }
             }
         }
-        // Out of its place first: half of a layer must never look like a layer.
-        let removal_dir =
-            tempfile::TempDir::new_in(self.temp_dir()).map_err(file_error("write in", self.temp_dir()))?;
+        // Rename first: a partially removed layer must never be visible at its final path.
+        let removal_dir = tempfile::TempDir::new_in(self.temp_dir())
+            .map_err(file_error("create a file in", self.temp_dir()))?;
         let mut removed = Vec::new();
         for (directory, others) in [("blobs", &blob_names), ("layers", &layers)] {
             let path = self.root.join(directory);
@@ -446,7 +466,7 @@ impl Store {
                 }
             }
         }
-        // Nobody has to wait until all of it is gone.
+        // The removal may take long and does not need the lock.
         drop(exclusive_lock);
         let released_bytes = removed.iter().map(|path| sys::trees::usage(path).0).sum();
         let path = removal_dir.path().to_owned();
@@ -454,9 +474,9 @@ impl Store {
         Ok(Some(released_bytes))
     }
 
-    /// Whether an image is of no use any more: what it says of itself is gone, so that no container can be made of it.
-    /// Those that are there keep it, since somebody may want to know what they are made of. What cannot be read for
-    /// another reason may be read later.
+    /// Whether the configuration of an image is missing or corrupt, so that no container can be
+    /// created from it. An image that containers use is kept, so that it can still be inspected.
+    /// Other read errors may be temporary.
     fn is_invalid_image(&self, image: &Image, in_use: &BTreeSet<String>) -> bool {
         let error = match self.config(image) {
             Err(error) if error.is_corrupt() => error,
@@ -466,14 +486,14 @@ impl Store {
         let names: Vec<&str> = image.tags.iter().map(String::as_str).collect();
         let (id, names) = (&image.id, names.join(", "));
         if is_used {
-            tracing::warn!(%error, image = %id, names, "a damaged image is kept for its containers");
+            tracing::warn!(%error, image = %id, names, "keeping corrupt image, it is used by containers");
         } else {
-            tracing::warn!(%error, image = %id, names, "a damaged image is removed");
+            tracing::warn!(%error, image = %id, names, "removing corrupt image");
         }
         !is_used
     }
 
-    /// Whether a piece is here. A document is small, and so it is looked at: one that is damaged is not here.
+    /// Whether a blob is in the store. Documents are small, so their digest is verified.
     pub(crate) fn has(&self, digest: &Digest, is_document: bool) -> bool {
         if !is_document {
             return self.blob(digest).exists();
@@ -481,11 +501,11 @@ impl Store {
         self.read_blob(digest).is_ok_and(|bytes| Digest::of(&bytes) == *digest)
     }
 
-    /// Bytes and files in the store.
+    /// The bytes and inodes that the store uses.
     pub fn usage(&self) -> (u64, u64) {
         let layers_dir = self.root.join("layers");
         let mut known = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
-        // A layer in its place never changes, and may have very many files.
+        // An unpacked layer never changes and may have very many files, so it is counted once.
         let before = std::mem::take(&mut *known);
         for entry in fs::read_dir(&layers_dir).into_iter().flatten().flatten() {
             let name = entry.file_name();
@@ -495,7 +515,7 @@ impl Store {
         let others = fs::read_dir(&self.root).into_iter().flatten().flatten().map(|entry| entry.path());
         let others = others.filter(|path| *path != layers_dir).map(|path| sys::trees::usage(&path));
         let sum = |one: (u64, u64), other: (u64, u64)| (one.0 + other.0, one.1 + other.1);
-        // The directories of all and of layers count too.
+        // Two more inodes: the root directory and `layers/`.
         others.chain(known.values().copied()).fold((0, 2), sum)
     }
 
@@ -508,7 +528,7 @@ impl Store {
         }
     }
 
-    /// Changes the index while nobody else does. It is on disk when this returns.
+    /// Changes the index under the exclusive lock. The index is on disk when this returns.
     fn update_index<T>(&self, change: impl FnOnce(&mut Index) -> T) -> Result<T, Error> {
         let lock = self.root.join("lock");
         let locked = File::create(&lock).and_then(|file| {

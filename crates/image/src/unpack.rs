@@ -1,8 +1,8 @@
-//! Unpacking a layer into a directory that overlayfs can stack.
+//! Unpacks a layer into a directory that is usable as an overlayfs lower layer.
 //!
-//! A layer comes from anywhere and may name any path: links of the layer itself and of those below are followed as a
-//! process in the container would follow them, never out of the directory. What a layer takes away is written as
-//! overlayfs wants it.
+//! Layers are untrusted and may contain any path. Symlinks of the layer and of the layers below are
+//! resolved relative to the layer root, as in a chroot, and never lead out of it. Whiteouts of the
+//! OCI format are converted to overlayfs whiteouts and opaque directories.
 
 mod pax;
 mod sparse;
@@ -24,23 +24,24 @@ use sparse::SparseFile;
 
 const WHITEOUT: &[u8] = b".wh.";
 const WHITEOUT_OPAQUE: &[u8] = b".wh..wh..opq";
-/// As the kernel allows.
+/// The symlink limit of the Linux kernel.
 const MAX_SYMLINKS: usize = 40;
 
-/// Why a layer cannot be unpacked.
+/// The reason why a layer cannot be unpacked.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot read it")]
+    #[error("cannot read the layer")]
     Read(#[from] io::Error),
     #[error("{}", path.display())]
     Entry { path: PathBuf, source: io::Error },
-    #[error("{} leads out of the layer", path.display())]
+    #[error("{} is outside the layer root", path.display())]
     Outside { path: PathBuf },
-    #[error("too many links on the way to {}", path.display())]
+    #[error("too many symlinks in path {}", path.display())]
     Links { path: PathBuf },
 }
 
-/// What is inside, whichever way it is compressed.
+/// Decompresses gzip and zstd. The format is detected by its magic number; other content is
+/// returned unchanged.
 pub fn decompress(content: impl Read + 'static) -> io::Result<Box<dyn Read>> {
     let mut content = BufReader::with_capacity(64 << 10, content);
     let start = content.fill_buf()?;
@@ -53,17 +54,17 @@ pub fn decompress(content: impl Read + 'static) -> io::Result<Box<dyn Read>> {
     })
 }
 
-/// One frame after the other, until there are no more. Those that are there to be skipped have what other programs want
-/// to know of the layer, as podman's do.
+/// Reads a sequence of zstd frames. Skippable frames are ignored; podman stores metadata of the
+/// layer in them (zstd:chunked).
 struct ZstdReader<R: BufRead> {
     source: R,
     frame: FrameDecoder,
-    /// Whether there may be more in the frame.
+    /// Whether the current frame may have more data.
     is_open: bool,
 }
 
 impl<R: BufRead> ZstdReader<R> {
-    /// Goes to the next frame; whether there is one.
+    /// Advances to the next data frame. Returns false at the end of the input.
     fn open(&mut self) -> io::Result<bool> {
         while !self.source.fill_buf()?.is_empty() {
             match self.frame.init(&mut self.source) {
@@ -109,12 +110,14 @@ impl<R: BufRead> Read for ZstdReader<R> {
     }
 }
 
-/// Unpacks a layer into `root`, which is made. `below` are the layers it stands on, the nearest first.
+/// Unpacks a layer into `root`, which must not exist. `below` are the layers under it, nearest
+/// first.
 pub fn unpack(content: impl Read, root: &Path, below: &[PathBuf]) -> Result<(), Error> {
     fs::create_dir(root)?;
     let layer = Layer { root, all: [&[root.to_owned()], below].concat() };
     copy_directory_metadata(layer.find_below(Path::new("")), root)?;
-    // Writing into a directory changes its time, so times of directories come last.
+    // Creating entries changes the mtime of their directory, so the times of directories are set
+    // last.
     let mut times = Vec::new();
     let mut archive = tar::Archive::new(pax::PaxEscapeReader::new(content));
     for entry in archive.entries()? {
@@ -139,7 +142,8 @@ pub fn unpack(content: impl Read, root: &Path, below: &[PathBuf]) -> Result<(), 
             continue;
         }
         if let Some(hidden) = name.strip_prefix(WHITEOUT) {
-            // `.wh..wh.` is for the programs that make layers.
+            // Entries with the prefix `.wh..wh.` are metadata of aufs, such as hard link
+            // directories.
             if !(hidden.starts_with(WHITEOUT) || matches!(hidden, b"" | b"." | b"..")) {
                 layer.whiteout(&parent.join(OsStr::from_bytes(hidden))).map_err(failed)?;
             }
@@ -155,13 +159,14 @@ pub fn unpack(content: impl Read, root: &Path, below: &[PathBuf]) -> Result<(), 
         }
     }
     for (destination, mtime) in times.iter().rev() {
-        // One that a later entry replaced has no time to keep.
+        // A later entry may have replaced the directory, then there is no time to set.
         let _ = set_time(destination, *mtime);
     }
     Ok(())
 }
 
-/// Makes what an entry is; answers whether it is anything that has properties of its own.
+/// Creates the file of an entry. Returns whether [`apply_metadata`] is needed: not for hard links,
+/// which share an inode, and not for headers.
 fn create_entry(
     layer: &Layer<'_>,
     entry: &mut tar::Entry<'_, impl Read>,
@@ -187,7 +192,8 @@ fn create_entry(
             let source = layer.find_existing(&target)?;
             if source != destination {
                 remove_existing(destination).map_err(failed)?;
-                // Not in this layer: it cannot be linked to, only copied.
+                // The target is in a lower layer, which is read-only and shared, so it is copied as
+                // overlayfs would.
                 if source.starts_with(layer.root) {
                     fs::hard_link(&source, destination).map_err(failed)?;
                 } else {
@@ -205,7 +211,7 @@ fn create_entry(
         EntryType::Char => FileType::CharacterDevice,
         EntryType::Block => FileType::BlockDevice,
         EntryType::Fifo => FileType::Fifo,
-        // Everything else is to be taken for a file, says the format.
+        // POSIX requires that unknown entry types are treated as regular files.
         _ => {
             remove_existing(destination).map_err(failed)?;
             let mut file = File::create_new(destination).map_err(failed)?;
@@ -232,14 +238,16 @@ fn link_target(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<PathBuf> {
     }
 }
 
-/// A path that the header before an entry has for it, and the tar crate does not understand.
+/// A path from the PAX header that the tar crate cannot read, because it contains a newline. See
+/// [`pax`].
 fn pax_path(entry: &mut tar::Entry<'_, impl Read>, name: &str) -> io::Result<Option<PathBuf>> {
     let records = pax::records(entry)?.into_iter();
     let mut found = records.filter(|(key, value)| key == name && value.contains(&b'\n'));
     Ok(found.next().map(|(_, value)| OsString::from_vec(value).into()))
 }
 
-/// Owner, mode and further attributes, in the order in which none undoes another.
+/// Sets owner, mode and extended attributes. The order matters: chown clears the setuid bit and
+/// file capabilities.
 fn apply_metadata(entry: &mut tar::Entry<'_, impl Read>, destination: &Path) -> io::Result<()> {
     let header = entry.header();
     let id = |value: io::Result<u64>| u32::try_from(value.unwrap_or_default()).unwrap_or_default();
@@ -259,12 +267,13 @@ fn apply_metadata(entry: &mut tar::Entry<'_, impl Read>, destination: &Path) -> 
 }
 
 fn set_xattr(destination: &Path, name: &str, value: &[u8]) -> io::Result<()> {
-    // What overlayfs believes is for us to say.
+    // A layer must not control overlayfs, for example by a redirect to another directory.
     if name.starts_with("trusted.overlay.") {
         return Ok(());
     }
     match rustix::fs::lsetxattr(destination, name, value, XattrFlags::empty()) {
-        // Labels of a security module that is not here, or a file system without any.
+        // An attribute of another security module, or a file system without xattrs. File
+        // capabilities are required, so their errors are reported.
         Err(rustix::io::Errno::NOTSUP | rustix::io::Errno::PERM)
             if !name.starts_with("security.capability") =>
         {
@@ -274,7 +283,7 @@ fn set_xattr(destination: &Path, name: &str, value: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Gives a file the further attributes of another.
+/// Copies the extended attributes of a file.
 fn copy_xattrs(from: &Path, to: &Path) -> io::Result<()> {
     let mut names = match rustix::fs::llistxattr_query(from) {
         Err(rustix::io::Errno::NOTSUP) => return Ok(()),
@@ -301,7 +310,7 @@ fn set_time(destination: &Path, seconds: u64) -> io::Result<()> {
     Ok(rustix::fs::utimensat(CWD, destination, &times, AtFlags::SYMLINK_NOFOLLOW)?)
 }
 
-/// Makes room for something else.
+/// Removes what is at a path, so that an entry can be created there.
 fn remove_existing(destination: &Path) -> io::Result<()> {
     match fs::symlink_metadata(destination) {
         Ok(found) if found.is_dir() => fs::remove_dir_all(destination),
@@ -314,12 +323,15 @@ fn remove_existing(destination: &Path) -> io::Result<()> {
 fn copy_file(source: &Path, destination: &Path) -> io::Result<()> {
     let found = fs::symlink_metadata(source)?;
     if !found.is_file() {
-        return Err(io::Error::new(io::ErrorKind::Unsupported, "a link to what is not a file"));
+        return Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "hard link target in a lower layer is not a regular file",
+        ));
     }
     fs::copy(source, destination)?;
     std::os::unix::fs::chown(destination, Some(found.uid()), Some(found.gid()))?;
     fs::set_permissions(destination, found.permissions())?;
-    // Last, since a new owner takes capabilities away.
+    // After chown, which clears file capabilities.
     copy_xattrs(source, destination)?;
     set_time(destination, u64::try_from(found.mtime()).unwrap_or_default())
 }
@@ -328,7 +340,8 @@ fn set_opaque(directory: &Path) -> io::Result<()> {
     Ok(rustix::fs::lsetxattr(directory, c"trusted.overlay.opaque", b"y", XattrFlags::empty())?)
 }
 
-/// A directory that a layer only passes through is as it was.
+/// Gives a directory without an entry of its own the metadata of the same directory in the layers
+/// below, because overlayfs shows the metadata of the upper directory.
 fn copy_directory_metadata(found: Option<PathBuf>, directory: &Path) -> io::Result<()> {
     let found = found.and_then(|path| Some((fs::symlink_metadata(&path).ok()?, path)));
     match found.filter(|(found, _)| found.is_dir()) {
@@ -341,15 +354,16 @@ fn copy_directory_metadata(found: Option<PathBuf>, directory: &Path) -> io::Resu
     }
 }
 
-/// A layer being unpacked and what is under it.
+/// A layer that is being unpacked, and the layers below.
 struct Layer<'a> {
     root: &'a Path,
-    /// Itself, and those below, the nearest first.
+    /// This layer and the layers below, nearest first.
     all: Vec<PathBuf>,
 }
 
 impl Layer<'_> {
-    /// Where an entry belongs: the directories on the way are there, and are directories. None for the root itself.
+    /// The path of an entry in the host file system. Creates missing parent directories. `None` for
+    /// the root itself.
     fn resolve_destination(&self, named: &Path) -> Result<Option<PathBuf>, Error> {
         let parts = path_components(named)?;
         let Some((name, directories)) = parts.split_last() else { return Ok(None) };
@@ -357,7 +371,8 @@ impl Layer<'_> {
         Ok(Some(self.root.join(parent).join(name)))
     }
 
-    /// Follows and makes directories; answers the path without links, from the root.
+    /// Resolves symlinks and creates missing directories. Returns the resolved path relative to the
+    /// root.
     fn resolve_directory(&self, named: &Path, mut todo: Vec<PathBuf>) -> Result<PathBuf, Error> {
         todo.reverse();
         let mut done = PathBuf::new();
@@ -372,7 +387,7 @@ impl Layer<'_> {
             let link = match fs::symlink_metadata(&here) {
                 Ok(found) if found.is_dir() => None,
                 Ok(found) if found.is_symlink() => Some(fs::read_link(&here)?),
-                // A file on the way gives way to a directory.
+                // A file where an entry needs a directory is replaced.
                 Ok(_) => {
                     self.replace_with_directory(&here)?;
                     None
@@ -408,7 +423,7 @@ impl Layer<'_> {
         Ok(done)
     }
 
-    /// A file of this layer or of one below.
+    /// Finds a file in this layer or in the layers below. Used for the targets of hard links.
     fn find_existing(&self, named: &Path) -> Result<PathBuf, Error> {
         let destination =
             self.resolve_destination(named)?.ok_or_else(|| Error::Outside { path: named.to_owned() })?;
@@ -421,7 +436,8 @@ impl Layer<'_> {
         find_in_layers(&self.all[1..], relative)
     }
 
-    /// Hides what the layers below have at a place. What this one has there stays, whichever was named first.
+    /// Hides a path of the layers below. An entry of this layer at the same path stays, whichever
+    /// comes first in the archive.
     fn whiteout(&self, destination: &Path) -> io::Result<()> {
         match fs::symlink_metadata(destination) {
             Ok(found) if found.is_dir() => self.set_opaque_if_below(destination),
@@ -430,13 +446,14 @@ impl Layer<'_> {
         }
     }
 
-    /// Hides what the layers below have in a directory.
+    /// Marks a directory opaque if the layers below have anything at its path.
     fn set_opaque_if_below(&self, destination: &Path) -> io::Result<()> {
         let relative = destination.strip_prefix(self.root).unwrap_or(destination);
         if self.find_below(relative).is_some() { set_opaque(destination) } else { Ok(()) }
     }
 
-    /// What was there had hidden all that the layers below have there, and so does the directory.
+    /// The replaced file has hidden the layers below at this path, so the directory must hide their
+    /// content, too.
     fn replace_with_directory(&self, destination: &Path) -> io::Result<()> {
         remove_existing(destination)?;
         fs::create_dir(destination)?;
@@ -444,8 +461,8 @@ impl Layer<'_> {
     }
 }
 
-/// What layers show at a path without links, the nearest first. Never looks through a link of one of them: it would lead
-/// to the host's files.
+/// Finds a path in a stack of layers, nearest first, and respects whiteouts and opaque directories.
+/// Never follows symlinks: an absolute one would lead to files of the host.
 fn find_in_layers(layers: &[PathBuf], relative: &Path) -> Option<PathBuf> {
     for layer in layers {
         let mut path = layer.clone();
@@ -472,7 +489,7 @@ fn find_in_layers(layers: &[PathBuf], relative: &Path) -> Option<PathBuf> {
     None
 }
 
-/// The parts of a path inside a layer.
+/// Splits a path into components. `..` is rejected.
 fn path_components(named: &Path) -> Result<Vec<PathBuf>, Error> {
     let mut parts = Vec::new();
     for component in named.components() {

@@ -1,7 +1,7 @@
-//! Pulls from a real registry, Debian's `docker-registry`, over TLS, with a password, and through a connection that
-//! breaks again and again.
+//! Pulls from a real registry, Debian's `docker-registry`, over TLS, with a password, and over
+//! connections that are interrupted.
 //!
-//! Needs root, docker-registry, curl and busybox; says so and passes where these are missing.
+//! Needs root, docker-registry, curl and busybox. Skipped if one of them is missing.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -20,14 +20,14 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(60);
-/// `secret`, as htpasswd writes it.
+/// The bcrypt hash of `secret`, as htpasswd writes it.
 const PASSWORD: &str = "me:$2b$04$8I3v.znQQkWimKpNbcvx/up.KTVNqTx/pTqH8Z/EGK/3lxUvGxxvG\n";
 
-/// A registry with the image `team/app:v1` in it.
+/// A registry that contains the image `team/app:v1`.
 struct Registry {
     dir: tempfile::TempDir,
     host: String,
-    /// Of all pieces of the image.
+    /// The total size of all blobs of the image.
     size: u64,
     _process: Process,
 }
@@ -37,7 +37,7 @@ impl Registry {
         Registry::start_with("")
     }
 
-    /// The same with more to say about whom it lets in, and who they are: `client`, with a certificate of its authority.
+    /// Starts a registry with additional TLS settings. `client` is a certificate issued by its CA.
     fn start_with(tls: &str) -> Option<Registry> {
         let has = |program: &str| Command::new(program).arg("--version").output().is_ok();
         let can = has("docker-registry") && has("curl") && Path::new("/bin/busybox").exists();
@@ -88,7 +88,7 @@ impl Registry {
         self.dir.path().join("ca.pem")
     }
 
-    /// A request with nothing, or something, to send; answers with head and body.
+    /// Sends a request with an optional body. Returns the response headers and body.
     fn http_request(&self, method: &str, url: &str, content: Option<(&str, &[u8])>) -> String {
         let mut command = Command::new("curl");
         command.args(["--silent", "--show-error", "--fail-with-body", "--user", "me:secret", "--cacert"]);
@@ -115,7 +115,7 @@ impl Registry {
         response
     }
 
-    /// Pushes an image from an archive; answers how many bytes its pieces have.
+    /// Pushes an image from an archive. Returns the total size of its blobs.
     fn push(&self) -> u64 {
         let archive = testkit::busybox_image(self.dir.path(), "team/app:v1").unwrap();
         let store = Store::open(&self.dir.path().join("pushed")).unwrap();
@@ -144,7 +144,7 @@ impl Registry {
                 let (name, value) = line.split_once(':')?;
                 name.eq_ignore_ascii_case("location").then(|| value.trim().to_owned())
             });
-            let location = location.unwrap_or_else(|| panic!("no place to put it: {upload}"));
+            let location = location.unwrap_or_else(|| panic!("no Location header: {upload}"));
             let content = ("application/octet-stream", &bytes[..]);
             self.http_request("PUT", &format!("{location}&digest={digest}"), Some(content));
         }
@@ -159,7 +159,7 @@ impl Registry {
         RegistrySettings::read(&path).unwrap()
     }
 
-    /// Pulls into an empty store in this directory; what fails leaves nothing behind.
+    /// Pulls into an empty store in this directory. A failed pull must leave no files behind.
     async fn pull(&self, dir: &Path, host: &str, name: &str, key: Option<&str>) -> Result<Image, PullError> {
         let store = Store::open(dir).unwrap();
         let settings = self.settings(host, &format!("ca_file: {}", self.ca().display()));
@@ -179,7 +179,7 @@ fn credentials(password: &str) -> Credentials {
     Credentials { username: "me".to_owned(), password: password.to_owned(), ..Credentials::default() }
 }
 
-/// Passes everything on to the registry, and cuts connections after so many bytes from it.
+/// A TCP proxy for the registry that closes connections after a number of bytes.
 struct DisconnectProxy {
     host: String,
     passed: Arc<AtomicU64>,
@@ -191,7 +191,7 @@ impl DisconnectProxy {
         DisconnectProxy::start(registry, disconnect_count, after, u64::MAX).await
     }
 
-    /// Passes so many bytes on, and then nothing any more.
+    /// Forwards a number of bytes and then blocks.
     async fn block_after(registry: &Registry, after: u64) -> DisconnectProxy {
         DisconnectProxy::start(registry, 0, u64::MAX, after).await
     }
@@ -269,13 +269,13 @@ async fn pulls_over_tls_with_a_password() {
         let failed = registry.pull(&dir.path().join("bad"), &host, wanted, key).await.unwrap_err();
         assert_eq!(failed.to_string(), expected);
     }
-    // Whose authority is not known is not spoken to.
+    // A registry with an unknown CA is rejected.
     let store = Store::open(&dir.path().join("stranger")).unwrap();
     let puller_without_ca = Puller::new(store, registry.settings(&host, ""));
     let failed =
         puller_without_ca.pull(&Reference::parse(&name("team/app:v1")).unwrap(), None).await.unwrap_err();
     assert!(failed.to_string().contains("invalid peer certificate"), "{failed}");
-    // Unless the administrator does not mind.
+    // Unless verification is disabled.
     let store = Store::open(&dir.path().join("careless")).unwrap();
     let insecure_puller = Puller::new(store, registry.settings(&host, "insecure_skip_verify: true"));
     let key = credentials("secret");
@@ -290,19 +290,20 @@ async fn resume_an_interrupted_pull() {
     let dir = tempfile::tempdir().unwrap();
     let proxy = DisconnectProxy::disconnect_after(&registry, 3, registry.size / 5).await;
     let pulled = registry.pull(dir.path(), &proxy.host, "team/app:v1", Some("secret")).await.unwrap();
-    assert_eq!(proxy.disconnect_count.load(Ordering::SeqCst), 0, "it was cut as often as planned");
+    assert_eq!(proxy.disconnect_count.load(Ordering::SeqCst), 0, "all planned disconnects happened");
     let layer = dir.path().join("layers").join(&pulled.layers[0]);
     let content = std::fs::read(layer.join("bin/busybox")).unwrap();
-    assert!(content == std::fs::read("/bin/busybox").unwrap(), "what was pulled is what was pushed");
-    // What had come was not fetched again; a little is lost with each connection.
+    assert!(content == std::fs::read("/bin/busybox").unwrap(), "pulled content equals pushed content");
+    // Received data is not fetched again. Each interruption loses a little.
     let passed = proxy.passed.load(Ordering::SeqCst);
     assert!(passed < registry.size + registry.size / 2, "{passed} bytes for {}", registry.size);
 }
 
-/// Where the process that is killed pulls to, from whom, and whom it trusts.
+/// The environment variable with the arguments of the child process: store directory, registry
+/// host, settings file.
 const PULL_ARGS_ENV: &str = "SKIFF_TEST_PULLS";
 
-/// Not a test by itself: what [`a_killed_pull_leaves_nothing_half_valid`] kills.
+/// Not a test by itself: the child process that [`killed_pull_leaves_no_partial_image`] kills.
 #[tokio::test(flavor = "multi_thread")]
 async fn pulls_until_killed() {
     let Ok(pull_args) = std::env::var(PULL_ARGS_ENV) else { return };
@@ -314,14 +315,14 @@ async fn pulls_until_killed() {
     let key = credentials("secret");
     let reference = Reference::parse(&format!("{host}/team/app:v1")).unwrap();
     let pulled = puller.pull(&reference, Some(&key)).await;
-    panic!("it came to its end: {pulled:?}");
+    panic!("the pull was not killed: {pulled:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_pull_leaves_no_partial_image() {
     let Some(registry) = Registry::start() else { return };
     let dir = tempfile::tempdir().unwrap();
-    // Everything comes to a halt somewhere in the layer.
+    // The proxy blocks in the middle of the layer.
     let proxy = DisconnectProxy::block_after(&registry, registry.size / 2).await;
     registry.settings(&proxy.host, &format!("ca_file: {}", registry.ca().display()));
     let settings = registry.dir.path().join("registries.yaml");
@@ -334,7 +335,7 @@ async fn killed_pull_leaves_no_partial_image() {
     while proxy.passed.load(Ordering::SeqCst) < registry.size / 2 || !has_part() {
         assert!(
             started.elapsed() < STARTUP_TIMEOUT && child.try_wait().unwrap().is_none(),
-            "it does not get that far"
+            "the child did not reach the middle of the layer"
         );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -347,11 +348,11 @@ async fn killed_pull_leaves_no_partial_image() {
     let pulled = registry.pull(dir.path(), &registry.host, "team/app:v1", Some("secret")).await.unwrap();
     let content =
         std::fs::read(dir.path().join("layers").join(&pulled.layers[0]).join("bin/busybox")).unwrap();
-    assert!(content == std::fs::read("/bin/busybox").unwrap(), "what was pulled is what was pushed");
+    assert!(content == std::fs::read("/bin/busybox").unwrap(), "pulled content equals pushed content");
     assert_eq!(std::fs::read_dir(dir.path().join("tmp")).unwrap().count(), 0);
 }
 
-/// A file system of its own that is too small, unmounted in the end.
+/// A small tmpfs that is unmounted on drop.
 struct SmallFilesystem(tempfile::TempDir);
 
 impl SmallFilesystem {
@@ -380,7 +381,7 @@ async fn full_disk_error_names_the_path() {
     assert!(failed.to_string().contains(&at.display().to_string()), "{failed}");
 }
 
-/// A certificate that is its own authority is trusted by those alone who have been given exactly it.
+/// A self-signed certificate is accepted only if exactly this certificate is configured.
 #[tokio::test(flavor = "multi_thread")]
 async fn accepts_only_the_configured_self_signed_certificate() {
     let dir = tempfile::tempdir().unwrap();
@@ -420,8 +421,8 @@ async fn accepts_only_the_configured_self_signed_certificate() {
     }
 }
 
-/// All that a file for registries may say: a mirror of another name, for repositories of other names, that wants to see
-/// a certificate and a password.
+/// All settings of `registries.yaml`: a mirror with another host name, rewritten repository names,
+/// a client certificate and a password.
 #[tokio::test(flavor = "multi_thread")]
 async fn uses_mirrors_with_rewrite_and_client_certificate() {
     let Some(registry) = Registry::start_with(", clientcas: [DIR/ca.pem]") else { return };
@@ -452,7 +453,8 @@ async fn uses_mirrors_with_rewrite_and_client_certificate() {
         let pulled = pull(&format!("https://{host}"), tls, auth).await.unwrap();
         assert_eq!(pulled.tags.iter().next().unwrap(), "registry.invalid/other/app:v1");
     }
-    // All of the path may be said; without, the mirror is not asked where it has nothing.
+    // A mirror URL may include the path `/v2/`. With a wrong path, the mirror does not have the
+    // image.
     assert!(pull(&format!("https://{host}/v2/"), &both, password).await.is_ok());
     let place = |path: &str| format!("https://{host}{path}");
     for (mirror, tls, auth) in [
@@ -461,7 +463,7 @@ async fn uses_mirrors_with_rewrite_and_client_certificate() {
         (place(""), &client_cert, password),
         (place("/elsewhere"), &both, password),
     ] {
-        // The registry itself is the last that is asked, and there is none.
+        // The registry itself is tried last; its host does not exist.
         let failed = pull(&mirror, tls, auth).await.unwrap_err().to_string();
         assert!(failed.contains("https://registry.invalid/v2/other/app/manifests/v1"), "{failed}");
     }

@@ -8,7 +8,7 @@ fn layer() -> Vec<u8> {
     builder.into_inner().unwrap()
 }
 
-/// As `docker save` writes it.
+/// An archive in the format of `docker save`.
 fn docker_archive(diff: &Digest) -> Vec<u8> {
     let config = serde_json::json!({
         "architecture": "amd64", "os": "linux", "config": {"Cmd": ["sh"], "Env": null, "User": "7:8"},
@@ -44,7 +44,7 @@ fn import_export_and_remove_images() {
     for name in ["app:v1", "docker.io/library/app:v2", &id, hex, &hex[..12], &id[..20]] {
         assert_eq!(store.find(name).unwrap().as_ref(), Some(image), "{name}");
     }
-    // Too short, and of none.
+    // Too short, and unknown.
     for name in [&hex[..11], "sha256:", "", "000000000000"] {
         assert_eq!(store.find(name).unwrap(), None, "{name}");
     }
@@ -82,7 +82,7 @@ fn invalid_archive_leaves_the_store_unchanged() {
     assert_eq!(std::fs::read_dir(directory.path().join("layers")).unwrap().count(), 0);
 }
 
-/// The same archive with another list of what is in it.
+/// The same archive with a changed index.
 fn with_index(archive: &[u8], change: impl Fn(&mut Vec<serde_json::Value>)) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     for entry in tar::Archive::new(archive).entries().unwrap() {
@@ -113,7 +113,7 @@ fn ignores_manifests_of_another_platform() {
     export(&store, &[name], &mut archive).unwrap();
     let others = |entries: &mut Vec<serde_json::Value>| {
         for (os, architecture) in [("linux", "z80"), ("unknown", "unknown")] {
-            // Its pieces are not even there.
+            // The blobs of the other platforms are not in the archive.
             let mut other = entries[0].clone();
             other["digest"] = Digest::of(os.as_bytes()).to_string().into();
             other["platform"] = serde_json::json!({"os": os, "architecture": architecture});
@@ -130,7 +130,7 @@ fn ignores_manifests_of_another_platform() {
     assert!(matches!(error, Error::NoPlatform { .. }), "{error}");
 }
 
-/// As `docker save` wrote it before its version 25, in any order.
+/// The format of `docker save` before version 25, with the entries in any order.
 #[test]
 fn resolves_layer_links_to_later_entries() {
     if !rustix::process::geteuid().is_root() {
@@ -163,14 +163,14 @@ fn resolves_layer_links_to_later_entries() {
     let store = Store::open(directory.path()).unwrap();
     assert_eq!(import(&store, archive("../bbb/layer.tar")).unwrap()[0].layers.len(), 3);
     let error = import(&store, archive("../aaa/layer.tar")).unwrap_err();
-    assert_eq!(error.to_string(), "the archive lacks aaa/layer.tar");
+    assert_eq!(error.to_string(), "file missing in the archive: aaa/layer.tar");
 }
 
 #[test]
 fn export_reports_a_full_disk() {
     let directory = tempfile::tempdir().unwrap();
     let store = Store::open(directory.path()).unwrap();
-    // All of it is small enough to stay in the buffer until the end.
+    // All of it fits into the buffer, so the error only appears when it is flushed.
     let full = io::BufWriter::with_capacity(1 << 20, File::options().write(true).open("/dev/full").unwrap());
     assert_eq!(export(&store, &[], full).unwrap_err().to_string(), "cannot write the archive");
 }
@@ -212,12 +212,12 @@ fn tag_names_one_image() {
     assert_eq!(store.find("app:v1").unwrap().unwrap().tags.len(), 2);
 }
 
-/// No container stands on any layer.
+/// No layer is in use.
 fn no_layers_in_use() -> io::Result<BTreeSet<String>> {
     Ok(BTreeSet::new())
 }
 
-/// Whoever comes while it is decided what goes has to wait, and whoever was before is known.
+/// The garbage collector lists containers and images under the exclusive lock.
 #[test]
 fn collect_skips_while_the_store_is_locked() {
     if !rustix::process::geteuid().is_root() {
@@ -231,16 +231,17 @@ fn collect_skips_while_the_store_is_locked() {
         rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockShared).is_err()
     };
     let in_use = || {
-        assert!(others_wait(), "containers are counted while none can come");
+        assert!(others_wait(), "in_use must run under the exclusive lock");
         no_layers_in_use()
     };
     let unused = |_: &Image, _: &_| {
-        assert!(others_wait(), "images are listed while none can come");
+        assert!(others_wait(), "unused must run under the exclusive lock");
         false
     };
     store.collect_garbage(in_use, unused).unwrap();
 
-    // A container that was found its image and is not written down yet.
+    // A container that is being created: its image is resolved, but its layers are not recorded
+    // yet.
     let guard = store.lock_shared().unwrap();
     assert!(store.remove("app:v1").unwrap() && store.remove("app:v2").unwrap());
     assert_eq!(store.collect_garbage(no_layers_in_use, |_, _| false).unwrap(), None);
@@ -264,11 +265,11 @@ fn collect_keeps_blobs_with_a_lease() {
     let collect = || store.collect_garbage(no_layers_in_use, |_, _| true).unwrap();
     assert!(collect() > Some(0));
     assert_eq!((is_there(&required), is_there(&other)), ((true, true), (false, false)));
-    // Whoever starts anew does not take away what another process needs.
+    // Cleanup at startup keeps the leases of other processes.
     store.clean();
     assert_eq!(collect(), Some(0));
     drop(lease);
-    // As left by a process that was killed.
+    // A stale lease of a killed process.
     std::fs::write(store.temp_dir().join("needed-x"), required.id.hex()).unwrap();
     assert!(collect() > Some(0));
     assert_eq!(is_there(&required), (false, false));
@@ -276,7 +277,7 @@ fn collect_keeps_blobs_with_a_lease() {
     assert_eq!(std::fs::read_dir(store.temp_dir()).unwrap().count(), 0);
 }
 
-/// An image of one layer with a file of this content, by a name of its own.
+/// An image with a single layer that contains one file.
 fn small_image(content: &str) -> (String, Vec<u8>) {
     let mut layer = tar::Builder::new(Vec::new());
     append(&mut layer, "file", content.len() as u64, &mut content.as_bytes()).unwrap();
@@ -306,7 +307,8 @@ fn collect_handles_corrupt_images() {
     };
     let (cut, used, blank, unused, healthy) =
         (add("cut"), add("used"), add("blank"), add("unneeded"), add("fine"));
-    // As after a loss of power: of one the description is cut short, of another it is gone, of a third the manifest is.
+    // After a power loss: one configuration is truncated, one is missing, and one manifest is
+    // empty.
     std::fs::write(store.blob(&cut.id), "{").unwrap();
     std::fs::remove_file(store.blob(&used.id)).unwrap();
     std::fs::write(store.blob(&blank.manifest), "").unwrap();
@@ -316,12 +318,12 @@ fn collect_handles_corrupt_images() {
     let is_there = |image: &Image| {
         (store.find(&image.id.to_string()).unwrap().is_some(), store.layer(&image.layers[0]).exists())
     };
-    assert_eq!(is_there(&cut), (false, false), "nothing can be made of it");
-    assert_eq!(is_there(&used), (true, true), "a container stands on it");
-    assert_eq!(is_there(&blank), (true, true), "it can still be run");
+    assert_eq!(is_there(&cut), (false, false), "an image without config is removed");
+    assert_eq!(is_there(&used), (true, true), "an image used by a container is kept");
+    assert_eq!(is_there(&blank), (true, true), "an image without manifest is kept");
     assert_eq!(is_there(&unused), (false, false));
     assert_eq!(is_there(&healthy), (true, true));
-    // Whoever brings it again mends it, whether its layers are still there or not.
+    // A new import repairs the image, whether its layers still exist or not.
     for (name, image) in [("cut", &cut), ("used", &used), ("blank", &blank)] {
         assert_eq!(&add(name), image);
         assert!(store.config(image).is_ok() && store.manifest(image).is_ok(), "{name}");

@@ -1,20 +1,21 @@
-//! Who is asking.
+//! Registry credentials.
 
 use base64::Engine as _;
 
-/// What a registry is shown. Never printed.
+/// Credentials for a registry. `Debug` does not print them.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Credentials {
     pub username: String,
     pub password: String,
-    /// A bearer token that needs no asking for.
+    /// A registry token that is sent as bearer token without a token request.
     pub token: String,
-    /// What a bearer token is given for, instead of a password.
+    /// An OAuth2 refresh token that is exchanged for a bearer token, instead of a password.
     pub identity_token: String,
 }
 
 impl Credentials {
-    /// As docker's configuration has them: `user:password` in base64, with or without what fills it up, in any lines.
+    /// Parses the `auth` field of a docker configuration: `user:password` in base64, with or
+    /// without padding and line breaks.
     pub fn from_auth(auth: &str) -> Option<Credentials> {
         let auth: String = auth.split_whitespace().collect();
         let bytes =

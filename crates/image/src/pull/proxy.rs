@@ -1,5 +1,5 @@
-//! Ways to registries that lead through a proxy: `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, by the rules that Go's
-//! programs have, since administrators write them for those.
+//! Proxies for registry connections: `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY`, with the semantics
+//! of Go's `httpproxy` package, because existing configurations are written for Go programs.
 
 use std::future::Future;
 use std::io;
@@ -17,10 +17,10 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tower::Service;
 
-/// The head of an answer that is longer is none.
+/// The maximum size of the response header of a proxy.
 const MAX_RESPONSE_HEAD_BYTES: usize = 8 << 10;
 
-/// Which proxies there are, and what they are not for.
+/// The configured proxies and the exceptions.
 #[derive(Debug, Default)]
 pub struct Proxies {
     http: Option<Proxy>,
@@ -30,19 +30,21 @@ pub struct Proxies {
 
 #[derive(Clone, Debug)]
 struct Proxy {
-    /// None for one whose address cannot be used; going another way would not be what was asked for.
+    /// `None` if the configured address is invalid. Requests then fail; a direct connection would
+    /// bypass the proxy.
     address: Option<Uri>,
-    /// What it is shown.
+    /// The `Proxy-Authorization` header.
     authorization: Option<HeaderValue>,
 }
 
-/// What is reached without a proxy; only at this port, where there is one.
+/// A `NO_PROXY` entry. With a port it only applies to that port.
 #[derive(Debug, PartialEq)]
 enum NoProxyRule {
     All,
     Network(IpAddr, u8),
     Address(IpAddr, Option<u16>),
-    /// With a dot before it. The domain itself too, or only what is in it.
+    /// A suffix that starts with a dot. `itself` says whether the domain itself matches, or only
+    /// its subdomains.
     Domain {
         end: String,
         itself: bool,
@@ -85,14 +87,15 @@ impl Proxies {
         (!is_loopback && !matches_no_proxy()).then_some(proxy)
     }
 
-    /// What the proxy is shown in a request that it reads itself: one without TLS.
+    /// The `Proxy-Authorization` header for a plain HTTP request. HTTPS requests are tunneled and
+    /// authenticate in CONNECT.
     pub fn proxy_authorization(&self, url: &Uri) -> Option<HeaderValue> {
         self.proxy_for(url).filter(|_| url.scheme_str() == Some("http"))?.authorization.clone()
     }
 }
 
 impl Proxy {
-    /// From an address such as `http://user:password@proxy:3128`, of which the first part may be left out.
+    /// Parses an address such as `http://user:password@proxy:3128`. The scheme is optional.
     fn new(text: &str) -> Proxy {
         let whole = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
         let authority = whole.parse::<Uri>().ok().filter(|url| url.scheme_str() == Some("http"));
@@ -157,7 +160,7 @@ impl NoProxyRule {
 }
 
 fn contains(ip: IpAddr, base: IpAddr, prefix: u8) -> bool {
-    // All in the upper bits.
+    // IPv4 addresses in the upper bits, so that one shift works for both families.
     let bits = |ip: IpAddr| match ip {
         IpAddr::V4(ip) => (u128::from(u32::from(ip)) << 96, 32),
         IpAddr::V6(ip) => (u128::from(ip), 128),
@@ -167,7 +170,7 @@ fn contains(ip: IpAddr, base: IpAddr, prefix: u8) -> bool {
     size == other && prefix <= size && difference == 0
 }
 
-/// What stands for `%40` and the like.
+/// Decodes percent-encoding. Invalid sequences stay unchanged.
 fn percent_decode(text: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
@@ -187,7 +190,7 @@ fn percent_decode(text: &str) -> Vec<u8> {
     bytes
 }
 
-/// Connects to where a URL is, or to the proxy for it.
+/// Connects to the host of a URL, or to its proxy.
 #[derive(Clone)]
 pub struct Connector {
     tcp: HttpConnector,
@@ -197,7 +200,7 @@ pub struct Connector {
 impl Connector {
     pub fn new(proxies: Arc<Proxies>) -> Connector {
         let mut tcp = HttpConnector::new();
-        // What is spoken over it is somebody else's business.
+        // HTTPS URLs are allowed; the TLS connector wraps this one.
         tcp.enforce_http(false);
         Connector { tcp, proxies }
     }
@@ -218,7 +221,7 @@ impl Service<Uri> for Connector {
             return Box::pin(async { Ok(ProxyStream { inner: connecting.await?, is_proxied: false }) });
         };
         let Some(address) = proxy.address else {
-            let reason = "the address of the proxy cannot be used: it has to be http://host:port";
+            let reason = "invalid proxy address, must be http://host:port";
             return Box::pin(async { Err(reason.into()) });
         };
         let connecting = self.tcp.call(address.clone());
@@ -238,7 +241,7 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// Lets a proxy pass everything on.
+/// Opens a tunnel through a proxy with CONNECT.
 async fn tunnel(stream: &mut TcpStream, to: &str, key: Option<&HeaderValue>) -> io::Result<()> {
     let mut request = format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\nUser-Agent: skiff\r\n").into_bytes();
     if let Some(key) = key {
@@ -247,11 +250,11 @@ async fn tunnel(stream: &mut TcpStream, to: &str, key: Option<&HeaderValue>) -> 
     request.extend_from_slice(b"\r\n");
     stream.write_all(&request).await?;
     let mut head = Vec::new();
-    // Not a byte more than is meant for us.
+    // Read single bytes: any byte after the header belongs to the tunneled connection.
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await?);
         if head.len() > MAX_RESPONSE_HEAD_BYTES {
-            return Err(io::Error::other("its answer has no end"));
+            return Err(io::Error::other("response header is too large"));
         }
     }
     let head = String::from_utf8_lossy(&head);
@@ -262,7 +265,8 @@ async fn tunnel(stream: &mut TcpStream, to: &str, key: Option<&HeaderValue>) -> 
     }
 }
 
-/// A connection, and whether whoever is at its other end passes requests on.
+/// A TCP connection. `is_proxied` is set if the peer is a proxy for plain HTTP, which needs
+/// absolute URIs in requests.
 pub struct ProxyStream {
     inner: TokioIo<TcpStream>,
     is_proxied: bool,

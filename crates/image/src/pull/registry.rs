@@ -1,4 +1,6 @@
-//! One registry over HTTP: its ways of asking who is there, and its answers.
+//! HTTP client for one repository of a registry: authentication, redirects, timeouts and errors.
+//!
+//! Counterpart upstream: containerd's `core/remotes/docker` (resolver and authorizer).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,10 +25,10 @@ use crate::{Digest, Error, Reference, file_error};
 
 const MAX_REDIRECTS: usize = 5;
 const MAX_TOKEN_BYTES: usize = 1 << 20;
-/// Why a registry does not want to is good to know, but not worth much waiting.
+/// Limits for the body of an error response. The message is useful, but not worth a long wait.
 const MAX_ERROR_BODY_BYTES: usize = 8 << 10;
 const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Where systems keep the authorities they trust.
+/// The CA bundles of common distributions, as in Go's `crypto/x509`.
 const SYSTEM_CA_BUNDLES: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -37,14 +39,15 @@ const ACCEPT_MANIFESTS: &str = "application/vnd.oci.image.manifest.v1+json, appl
     application/vnd.docker.distribution.manifest.v2+json, \
     application/vnd.docker.distribution.manifest.list.v2+json, */*";
 
-/// How long is waited.
+/// Timeouts and backoff.
 #[derive(Clone, Copy, Debug)]
 pub struct RegistryTimeouts {
-    /// For the head of an answer.
+    /// Until the response headers are received.
     pub header_timeout: Duration,
-    /// For anything more of it. With all tries this makes the five minutes that containerd waits for progress.
+    /// Until the next bytes of the body are received. With all attempts this adds up to the five
+    /// minutes that containerd waits for progress.
     pub read_timeout: Duration,
-    /// Before it is tried again, twice as long each time.
+    /// Before the first retry. Doubles with each attempt.
     pub initial_backoff: Duration,
 }
 
@@ -55,10 +58,10 @@ impl Default for RegistryTimeouts {
     }
 }
 
-/// What is wanted of a repository.
+/// A request to the repository.
 pub struct RegistryRequest {
     path: String,
-    /// From this byte on.
+    /// The first byte of a range request. 0 requests the whole blob.
     from: u64,
     is_manifest: bool,
     method: Method,
@@ -74,7 +77,7 @@ impl RegistryRequest {
         }
     }
 
-    /// Only what is said of a manifest.
+    /// A HEAD request for a manifest.
     pub fn head(which: &str) -> RegistryRequest {
         RegistryRequest { method: Method::HEAD, ..RegistryRequest::manifest(which) }
     }
@@ -84,14 +87,14 @@ impl RegistryRequest {
     }
 }
 
-/// A repository of a registry.
+/// A client for one repository.
 pub struct Registry {
     http: Client<HttpsConnector<Connector>, Full<Bytes>>,
     proxies: Arc<Proxies>,
     host: RegistryHost,
     name: Reference,
     credentials: Option<Credentials>,
-    /// The header that lets us in, once it is known.
+    /// The `Authorization` header of the last successful challenge, or the configured token.
     authorization: Mutex<Option<String>>,
     pub timeouts: RegistryTimeouts,
 }
@@ -109,15 +112,16 @@ impl Registry {
             let pem = std::fs::read(path).map_err(file_error("read", path))?;
             Ok(CertificateDer::pem_slice_iter(&pem).flatten().collect())
         };
-        // One that cannot be used is no reason to do without the others.
+        // Invalid certificates in a bundle are skipped.
         for path in SYSTEM_CA_BUNDLES.iter().map(Path::new).filter(|path| path.exists()) {
             roots.add_parsable_certificates(read(path)?);
         }
-        // What is named for this registry may be its own certificate as well as that of its authority.
+        // The configured file may contain a CA or the self-signed certificate of the registry
+        // itself.
         let named = host.tls.ca_file.as_deref().map(read).transpose()?;
         roots.add_parsable_certificates(named.iter().flatten().cloned());
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let what = |reason: String| Error::Unusable { what: host.host.clone(), why: reason };
+        let what = |reason: String| Error::Unusable { what: host.host.clone(), reason };
         let invalid = |error: rustls::Error| what(error.to_string());
         let verifier = match named {
             _ if host.tls.insecure_skip_verify => Some(pki::insecure_verifier()),
@@ -159,7 +163,7 @@ impl Registry {
         })
     }
 
-    /// A small answer as a whole.
+    /// Sends a request and reads the whole response body, up to `limit` bytes.
     pub async fn get_bytes(
         &self,
         registry_request: &RegistryRequest,
@@ -169,7 +173,7 @@ impl Registry {
         read_body(url, response, limit, self.timeouts).await
     }
 
-    /// Asks, shows who we are where that is wanted, and follows where it is sent.
+    /// Sends a request. Handles an authentication challenge and follows redirects.
     pub async fn get(
         &self,
         registry_request: &RegistryRequest,
@@ -177,7 +181,8 @@ impl Registry {
         let RegistryHost { scheme, host, path, repository, .. } = &self.host;
         let mut url = format!("{scheme}://{host}{path}/{repository}/{}", registry_request.path);
         if self.host.is_mirror_of(&self.name.registry) {
-            // One that stands for several registries has to know which is meant, by the word containerd uses.
+            // A mirror of several registries needs the original registry. containerd uses the query
+            // parameter `ns` for it.
             url += &format!("?ns={}", percent_encode(&self.name.registry));
         }
         let mut key = self.authorization.lock().await.clone();
@@ -185,7 +190,8 @@ impl Registry {
             let (end, response) = self.follow_redirects(&url, registry_request, key.clone()).await?;
             match response.status() {
                 status if status.is_success() => return Ok((url, response)),
-                // Only the registry itself may ask who we are, not somebody it has sent us to.
+                // Only the registry itself may request credentials, not the target of a redirect to
+                // another host.
                 StatusCode::UNAUTHORIZED if is_first && origin(&end) == origin(&url) => {
                     let all = response.headers().get_all(header::WWW_AUTHENTICATE).iter();
                     let best = all
@@ -197,16 +203,16 @@ impl Registry {
                 }
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                     let reason = "authorization failed".to_owned();
-                    return Err(PullError::Denied { name: self.name.to_string(), why: reason });
+                    return Err(PullError::Denied { name: self.name.to_string(), reason });
                 }
                 StatusCode::NOT_FOUND => return Err(PullError::NotFound { name: self.name.to_string() }),
                 _ => return Err(self.status_error(url, response).await),
             }
         }
-        Err(PullError::Denied { name: self.name.to_string(), why: "authorization failed".to_owned() })
+        Err(PullError::Denied { name: self.name.to_string(), reason: "authorization failed".to_owned() })
     }
 
-    /// Answers also where the answer is from.
+    /// Sends a request and follows redirects. Returns the final URL with the response.
     async fn follow_redirects(
         &self,
         url: &str,
@@ -234,12 +240,12 @@ impl Registry {
             };
             let next = resolve_location(&url, location);
             if origin(&next) != origin(&url) {
-                // What lets us in here is nobody else's business.
+                // Credentials must not be sent to another origin.
                 key = None;
             }
             url = next;
         }
-        Err(PullError::Unreachable { method: "GET", url, why: "too many redirections".to_owned() })
+        Err(PullError::Unreachable { method: "GET", url, reason: "too many redirects".to_owned() })
     }
 
     async fn send(
@@ -249,7 +255,7 @@ impl Registry {
         body: Bytes,
     ) -> Result<Response<Incoming>, PullError> {
         let method = if body.is_empty() { "GET" } else { "POST" };
-        let failed = |reason: String| PullError::Unreachable { method, url: url.to_owned(), why: reason };
+        let failed = |reason: String| PullError::Unreachable { method, url: url.to_owned(), reason };
         let mut request = request.body(Full::new(body)).map_err(|error| failed(error.to_string()))?;
         if let Some(key) = self.proxies.proxy_authorization(request.uri()) {
             request.headers_mut().insert(header::PROXY_AUTHORIZATION, key);
@@ -257,25 +263,27 @@ impl Registry {
         match tokio::time::timeout(self.timeouts.header_timeout, self.http.request(request)).await {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(error)) => Err(failed(root_cause(&error))),
-            Err(_) => Err(failed("no answer in time".to_owned())),
+            Err(_) => Err(failed("timeout awaiting response headers".to_owned())),
         }
     }
 
-    /// An answer that is none, and when the registry wants to be asked again.
+    /// Converts a response with an unexpected status to an error, with the messages of its body and
+    /// its `Retry-After`.
     async fn status_error(&self, url: String, response: Response<Incoming>) -> PullError {
         let status = response.status();
         let after = response.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
-        // It may be a date as well, which nobody sends.
+        // `Retry-After` may also be an HTTP date. Registries do not use that form; it is ignored.
         let after = after.and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
         let timeouts = RegistryTimeouts { read_timeout: ERROR_BODY_TIMEOUT, ..self.timeouts };
         let detail = read_body(url.clone(), response, MAX_ERROR_BODY_BYTES, timeouts).await;
         let detail = detail.map(|body| error_messages(&body)).unwrap_or_default();
-        PullError::Status { method: "GET", url, status, said: detail, after }
+        PullError::Status { method: "GET", url, status, errors: detail, after }
     }
 
-    /// What lets us in, by what the registry asks for.
+    /// Answers a `WWW-Authenticate` challenge. Returns the value of the `Authorization` header.
     async fn authorize(&self, challenge: &str) -> Result<Option<String>, PullError> {
-        let denied = |reason: &str| PullError::Denied { name: self.name.to_string(), why: reason.to_owned() };
+        let denied =
+            |reason: &str| PullError::Denied { name: self.name.to_string(), reason: reason.to_owned() };
         let basic = self.credentials.as_ref().and_then(Credentials::basic);
         let (kind, rest) = challenge.split_once(' ').unwrap_or((challenge, ""));
         if kind.eq_ignore_ascii_case("basic") {
@@ -310,7 +318,8 @@ impl Registry {
         }
         match response.status() {
             status if status.is_success() => {}
-            // Says nothing about who we are.
+            // An overloaded token server says nothing about the credentials. The error must allow a
+            // retry.
             StatusCode::REQUEST_TIMEOUT | StatusCode::TOO_MANY_REQUESTS => {
                 return Err(self.status_error(url, response).await);
             }
@@ -325,13 +334,13 @@ impl Registry {
             access_token: String,
         }
         let bytes = read_body(url, response, MAX_TOKEN_BYTES, self.timeouts).await?;
-        let token: Token = crate::manifest::parse("the registry's token", &bytes)?;
+        let token: Token = crate::manifest::parse("the token response", &bytes)?;
         let token = if token.token.is_empty() { token.access_token } else { token.token };
         Ok(Some(format!("Bearer {token}")))
     }
 }
 
-/// What we show of ourselves, where a registry wants that.
+/// The client certificate and key, if configured.
 fn client_identity(
     tls: &Tls,
 ) -> Result<Option<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>)>, Error> {
@@ -339,7 +348,7 @@ fn client_identity(
     let read = |path: &Path| std::fs::read(path).map_err(file_error("read", path));
     let invalid = |path: &Path, what: &str| Error::Unusable {
         what: path.display().to_string(),
-        why: format!("it has no {what}"),
+        reason: format!("it has no {what}"),
     };
     let pem = read(certificate)?;
     let chain: Vec<_> = CertificateDer::pem_slice_iter(&pem).flatten().collect();
@@ -364,7 +373,7 @@ async fn read_body(
     Ok(whole.into())
 }
 
-/// The next bytes of an answer. A connection over which nothing comes any more is as good as broken.
+/// The next chunk of a response body. Fails if nothing is received within `read_timeout`.
 pub async fn next_chunk<B>(
     url: &str,
     body: &mut B,
@@ -373,7 +382,7 @@ pub async fn next_chunk<B>(
 where
     B: Body<Data = Bytes, Error: std::fmt::Display> + Unpin,
 {
-    let failed = |reason: String| PullError::Unreachable { method: "GET", url: url.to_owned(), why: reason };
+    let failed = |reason: String| PullError::Unreachable { method: "GET", url: url.to_owned(), reason };
     loop {
         match tokio::time::timeout(timeouts.read_timeout, body.frame()).await {
             Ok(None) => return Ok(None),
@@ -383,12 +392,12 @@ where
                 }
             }
             Ok(Some(Err(error))) => return Err(failed(error.to_string())),
-            Err(_) => return Err(failed(format!("nothing came for {:?}", timeouts.read_timeout))),
+            Err(_) => return Err(failed(format!("no data received for {:?}", timeouts.read_timeout))),
         }
     }
 }
 
-/// Why a registry does not want to, worded as containerd words it.
+/// The errors in a response body, formatted as containerd does.
 fn error_messages(body: &[u8]) -> String {
     let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
     let text = |error: &serde_json::Value, name: &str| error[name].as_str().unwrap_or_default().to_owned();
@@ -402,13 +411,13 @@ fn sensitive_header(text: &str) -> Result<header::HeaderValue, PullError> {
     let value = header::HeaderValue::from_str(text);
     let mut value = value.map_err(|_| Error::Unusable {
         what: "the credentials".to_owned(),
-        why: "they have odd letters".to_owned(),
+        reason: "they contain characters that are invalid in an HTTP header".to_owned(),
     })?;
     value.set_sensitive(true);
     Ok(value)
 }
 
-/// Which of the ways to show who we are is rather taken.
+/// Ranks authentication schemes. Bearer is preferred over basic.
 fn challenge_preference(challenge: &str) -> u8 {
     let kind = challenge.split(' ').next().unwrap_or_default();
     match kind.to_ascii_lowercase().as_str() {
@@ -418,7 +427,7 @@ fn challenge_preference(challenge: &str) -> u8 {
     }
 }
 
-/// One of the words behind a challenge: `realm="https://…",service="…"`.
+/// A parameter of a challenge such as `realm="https://…",service="…"`.
 fn parameter(text: &str, name: &str) -> Option<String> {
     let mut rest = text;
     while let Some((key, behind)) = rest.split_once('=') {
@@ -441,7 +450,7 @@ fn percent_encode(text: &str) -> String {
         .collect()
 }
 
-/// Where a redirection leads.
+/// Resolves the `Location` of a redirect. Only absolute URLs and absolute paths are supported.
 fn resolve_location(from: &str, location: &str) -> String {
     if location.contains("://") {
         return location.to_owned();
@@ -456,7 +465,7 @@ fn origin(url: &str) -> Option<String> {
     Some(format!("{}://{}", uri.scheme_str()?, uri.authority()?))
 }
 
-/// What lies behind an error of the connection, which is all that helps.
+/// The innermost source of a connection error. The outer errors only say that the request failed.
 pub fn root_cause(error: &dyn std::error::Error) -> String {
     let mut last = error.to_string();
     let mut source = error.source();
@@ -486,7 +495,7 @@ mod tests {
         assert_eq!(parameter("realm=\"cut", "realm"), None);
     }
 
-    /// Where the system trusts nobody either, nobody is left who could vouch.
+    /// With `insecure_skip_verify`, an empty set of trusted CAs is valid.
     #[test]
     fn skip_verify_needs_no_system_ca() {
         let file = tempfile::NamedTempFile::new().expect("a file");

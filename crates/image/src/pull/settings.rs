@@ -1,4 +1,4 @@
-//! Where registries really are, and what they want; from a file as k3s has it, `registries.yaml`.
+//! Mirrors, TLS and credentials of registries, in the format of `registries.yaml` of k3s.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,20 +8,20 @@ use serde::Deserialize;
 
 use super::Credentials;
 
-/// What stands for all registries that are not named.
+/// The entry for all registries without an entry of their own.
 const ANY_REGISTRY: &str = "*";
 const DOCKER_HUB: &str = "docker.io";
-/// Where that one is.
+/// The API host of Docker Hub.
 const DOCKER_HUB_HOST: &str = "registry-1.docker.io";
 
-/// What the administrator says about registries.
+/// The content of `registries.yaml`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct RegistrySettings {
-    // Names alone are as good as ones that say nothing.
+    // Entries with a null value are valid and have no effect.
     mirrors: Option<BTreeMap<String, Option<Mirror>>>,
     configs: Option<BTreeMap<String, Option<RegistryConfig>>>,
-    /// A registry that has mirrors is not asked itself; not of the file, but of who reads it.
+    /// Do not contact a registry that has mirrors. Set by the caller, not by the file.
     #[serde(skip)]
     mirrors_only: bool,
 }
@@ -29,9 +29,9 @@ pub struct RegistrySettings {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 struct Mirror {
-    /// URLs, tried in their order before the registry itself.
+    /// Mirror URLs, tried in order before the registry itself.
     endpoint: Option<Vec<String>>,
-    /// Regular expressions, and what repositories that match are called there.
+    /// Rewrites repository names for the mirrors: regular expression to replacement.
     rewrite: Option<BTreeMap<String, String>>,
 }
 
@@ -47,7 +47,7 @@ struct RegistryConfig {
 struct Auth {
     username: String,
     password: String,
-    /// Both, as docker writes them.
+    /// `user:password` in base64, as in docker's configuration.
     auth: String,
     identity_token: String,
     token: String,
@@ -59,34 +59,33 @@ impl std::fmt::Debug for Auth {
     }
 }
 
-/// How a registry and we know each other.
+/// The TLS settings of a registry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Tls {
-    /// Who vouches for it, besides those the system trusts.
+    /// A CA bundle or server certificate that is trusted in addition to the system CAs.
     pub ca_file: Option<PathBuf>,
-    /// What we show of ourselves, and the key to it.
+    /// The client certificate and its key.
     pub cert_file: Option<PathBuf>,
     pub key_file: Option<PathBuf>,
-    /// It is not known at all.
+    /// Do not verify the server certificate.
     pub insecure_skip_verify: bool,
 }
 
-/// Where a repository is.
+/// The API endpoint of a repository on one host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryHost {
-    /// `https` or `http`.
     pub scheme: &'static str,
-    /// With its port.
+    /// The host with an optional port.
     pub host: String,
-    /// In front of all repositories, as in `/v2`.
+    /// The path before the repository, usually `/v2`.
     pub path: String,
     pub repository: String,
     pub tls: Tls,
 }
 
 impl RegistrySettings {
-    /// Reads the file; one that is not there says nothing.
+    /// Reads the file. A missing file is an empty configuration.
     pub fn read(path: &Path) -> Result<RegistrySettings, String> {
         let text = match std::fs::read_to_string(path) {
             Ok(text) => text,
@@ -98,23 +97,23 @@ impl RegistrySettings {
         if text.trim().is_empty() {
             return Ok(RegistrySettings::default());
         }
-        let bad = |why: String| format!("cannot understand {}: {why}", path.display());
+        let bad = |reason: String| format!("cannot parse {}: {reason}", path.display());
         let settings: RegistrySettings =
             schema::yaml::from_str(&text).map_err(|error| bad(error.to_string()))?;
         let mirrors = settings.mirrors.iter().flat_map(BTreeMap::values).flatten();
         let mut patterns = mirrors.flat_map(|mirror| mirror.rewrite.iter().flatten());
         match patterns.find_map(|(pattern, _)| Some((pattern, Regex::new(pattern).err()?))) {
-            Some((pattern, error)) => Err(bad(format!("the rewrite {pattern:?}: {error}"))),
+            Some((pattern, error)) => Err(bad(format!("invalid rewrite pattern {pattern:?}: {error}"))),
             None => Ok(settings),
         }
     }
 
-    /// Whether registries that have mirrors are not asked themselves.
+    /// Sets whether registries that have mirrors are not contacted themselves.
     pub fn mirrors_only(self, mirrors_only: bool) -> RegistrySettings {
         RegistrySettings { mirrors_only, ..self }
     }
 
-    /// The places to try for a repository.
+    /// The hosts to try for a repository, in order: the mirrors, then the registry itself.
     pub fn registry_hosts(&self, registry: &str, repository: &str) -> Vec<RegistryHost> {
         let mirror = [registry, ANY_REGISTRY].into_iter().find_map(|name| {
             let mirror = self.mirrors.as_ref()?.get(name)?.as_ref();
@@ -133,7 +132,7 @@ impl RegistrySettings {
                 self.registry_host(scheme, host, path, named)
             })
             .collect();
-        // What is named twice is not asked twice.
+        // A registry without mirrors is always contacted. Duplicates are removed.
         if registry_hosts.is_empty() || !self.mirrors_only {
             registry_hosts.push(self.registry_host(None, registry, "", repository.to_owned()));
         }
@@ -156,14 +155,14 @@ impl RegistrySettings {
         let config = self.config(host);
         let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
         let is_local = ["localhost", "127.0.0.1", "[::1]"].contains(&name) && !host.ends_with(":443");
-        // A registry on this machine is as safe without; one with a certificate says so by its settings.
+        // Plain HTTP is the default for registries on this host, unless TLS is configured for them.
         let has_tls = config.is_some_and(|config| config.tls.is_some());
         let scheme = match scheme {
             Some("http") => "http",
             None if is_local && !has_tls => "http",
             _ => "https",
         };
-        // A path of its own is all of it; the usual one need not be said.
+        // A configured path replaces the default `/v2`.
         let path = match path.trim_matches('/') {
             "" => "/v2".to_owned(),
             path => format!("/{path}"),
@@ -173,7 +172,7 @@ impl RegistrySettings {
         RegistryHost { scheme, host: host.to_owned(), path, repository, tls }
     }
 
-    /// What is said of a registry, by its name or by where it is.
+    /// The configuration of a host. `docker.io` and its API host are equivalent.
     fn config(&self, host: &str) -> Option<&RegistryConfig> {
         let other = match host {
             DOCKER_HUB => DOCKER_HUB_HOST,
@@ -183,7 +182,7 @@ impl RegistrySettings {
         [other, host, ANY_REGISTRY].into_iter().find_map(|name| self.configs.as_ref()?.get(name)?.as_ref())
     }
 
-    /// What a registry is shown.
+    /// The credentials for a host.
     pub fn credentials(&self, host: &str) -> Option<Credentials> {
         let auth = self.config(host)?.auth.clone()?;
         if auth.username.is_empty() && !auth.auth.is_empty() {
@@ -195,14 +194,14 @@ impl RegistrySettings {
 }
 
 impl RegistryHost {
-    /// Whether it is anything but the registry itself.
+    /// Whether this host is not the registry itself.
     pub fn is_mirror_of(&self, registry: &str) -> bool {
         self.host != registry && (self.host.as_str(), registry) != (DOCKER_HUB_HOST, DOCKER_HUB)
     }
 }
 
 impl Mirror {
-    /// What a repository is called there: as the first expression has it that changes anything.
+    /// The repository name on the mirror: the result of the first expression that changes it.
     fn rewrite_repository(&self, repository: &str) -> String {
         let new_name = self.rewrite.iter().flatten().find_map(|(pattern, with)| {
             let name = Regex::new(pattern).ok()?.replace_all(repository, with.as_str()).into_owned();
@@ -276,7 +275,7 @@ configs:
             "a",
             &["https://127.0.0.1:5001/v2/a", "https://localhost:443/v2/a", "https://quiet.example/v2/a"],
         );
-        // With a certificate to be known by, so with TLS; all are said to have one here.
+        // The wildcard config has TLS settings, so HTTPS is used.
         check(
             "quay.io",
             "a",
@@ -300,7 +299,7 @@ configs:
         };
         assert_eq!(hosts("a.example", false), ["mirror:5000", "a.example"]);
         assert_eq!(hosts("a.example", true), ["mirror:5000"]);
-        // Who has none is asked, or nobody would be.
+        // A registry without mirrors is contacted despite `mirrors_only`.
         assert_eq!(hosts("b.example", true), ["b.example"]);
         assert_eq!(hosts("c.example", true), ["c.example"]);
     }
@@ -336,9 +335,12 @@ configs:
         let path = dir.path().join("registries.yaml");
         std::fs::write(&path, "mirrors: {a: {rewrite: {'(': b}}}").unwrap();
         let error = RegistrySettings::read(&path).unwrap_err();
-        assert!(error.contains("the rewrite \"(\"") && error.contains("registries.yaml"), "{error}");
+        assert!(
+            error.contains("invalid rewrite pattern \"(\"") && error.contains("registries.yaml"),
+            "{error}"
+        );
         std::fs::write(&path, "mirrors: [").unwrap();
-        assert!(RegistrySettings::read(&path).unwrap_err().starts_with("cannot understand "));
+        assert!(RegistrySettings::read(&path).unwrap_err().starts_with("cannot parse "));
         std::fs::write(&path, "\n").unwrap();
         assert!(
             RegistrySettings::read(&path).is_ok() && RegistrySettings::read(&dir.path().join("none")).is_ok()

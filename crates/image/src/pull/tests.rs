@@ -1,4 +1,5 @@
-//! Against a registry of our own that cuts connections, asks for passwords and tells lies.
+//! Tests against a fake registry that interrupts connections, requires passwords and returns wrong
+//! content.
 
 use std::sync::Mutex;
 
@@ -7,24 +8,24 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 
-/// What the registry has and how it behaves.
+/// The content and the behavior of the fake registry.
 #[derive(Default)]
 struct RegistryState {
     blobs: Vec<(String, Vec<u8>)>,
     wants_password: bool,
-    /// Cuts this many answers in the middle.
+    /// Interrupts this many responses in the middle.
     interrupted_responses: u32,
-    /// Says no more than half of answers whose path ends so, and keeps silent, this many times.
+    /// Sends half of a response whose path ends with this suffix and then blocks, this many times.
     blocked_responses: (String, u32),
-    /// Has too much to do, this many times for each path, and wants to be left alone for so many seconds.
+    /// Responds with this status this many times per path, with this `Retry-After`.
     busy: (&'static str, u32, &'static str),
-    /// Where pieces really are.
+    /// Redirects blob requests to this host.
     redirect_blobs_to: Option<String>,
-    /// Says which manifest it is that somebody asks about.
+    /// Sends the `Docker-Content-Digest` header.
     sends_digest_header: bool,
-    /// Where tokens really are.
+    /// Redirects token requests to this host.
     redirect_tokens_to: Option<String>,
-    /// What every request has shown of who we are.
+    /// The `Authorization` header of every request.
     auth_headers: Vec<(String, Option<String>)>,
     requests: Vec<String>,
 }
@@ -96,7 +97,7 @@ async fn serve(
     }
 }
 
-/// How an answer ends.
+/// How a response ends.
 #[derive(Clone, Copy, PartialEq)]
 enum ResponseEnd {
     Complete,
@@ -125,7 +126,7 @@ fn response(request: &str, state: &Mutex<RegistryState>, host: &str) -> (Vec<u8>
         let head = format!("HTTP/1.1 {status}\r\n{more}content-length: {}\r\n\r\n", body.len());
         [head.as_bytes(), body].concat()
     };
-    // Whole addresses are for proxies, who want to see more.
+    // A request with an absolute URI is for a proxy, which requires `Proxy-Authorization`.
     if path.starts_with("http://") && header("proxy-authorization").is_none() {
         return (reply("407 Proxy Authentication Required", "", b""), ResponseEnd::Complete);
     }
@@ -187,7 +188,7 @@ fn response(request: &str, state: &Mutex<RegistryState>, host: &str) -> (Vec<u8>
     (reply(status, "", &body[from..]), end)
 }
 
-/// An image with one layer, behind an index for several machines.
+/// An image with one layer, referenced by an index for several platforms.
 fn image(lies: bool) -> Vec<(String, Vec<u8>)> {
     let mut layer = tar::Builder::new(Vec::new());
     let content = vec![b'x'; 5000];
@@ -225,11 +226,11 @@ async fn pull(
     pull_with(fast_retry_puller, fake, name, credentials).await
 }
 
-/// Waits for something that happens elsewhere.
+/// Polls until a condition holds, for up to 30 seconds.
 async fn wait_until(is_so: impl Fn() -> bool) {
     let started = std::time::Instant::now();
     while !is_so() {
-        assert!(started.elapsed() < Duration::from_secs(30), "it never comes to that");
+        assert!(started.elapsed() < Duration::from_secs(30), "timed out waiting for the condition");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
@@ -246,20 +247,20 @@ async fn pull_with(
     let pulled = puller(store.clone()).pull(&reference, credentials.as_ref()).await;
     if pulled.is_err() {
         assert_eq!(store.images().unwrap(), []);
-        // What was being written elsewhere goes as soon as it is.
+        // A canceled write on the blocking pool removes its file when it completes.
         wait_until(|| std::fs::read_dir(directory.path().join("tmp")).unwrap().count() == 0).await;
     }
     (directory, pulled)
 }
 
-/// Tries again soon.
+/// Retries after a short delay.
 fn fast_retry_puller(store: Store) -> Puller {
     let timeouts =
         RegistryTimeouts { initial_backoff: Duration::from_millis(5), ..RegistryTimeouts::default() };
     Puller { timeouts, ..Puller::new(store, RegistrySettings::default()) }
 }
 
-/// Does not wait for long either. Still longer than a busy machine takes for what is not meant to take any time.
+/// Short read timeout, too. One second is still long enough for a busy test machine.
 fn short_timeout_puller(store: Store) -> Puller {
     let puller = fast_retry_puller(store);
     Puller {
@@ -291,7 +292,7 @@ async fn pulls_an_image_over_interrupted_connections() {
     assert_eq!(requests.iter().filter(|path| path.ends_with("manifests/v1")).count(), 1);
 }
 
-/// Somebody who says nothing any more is asked again for what is missing, but not for ever.
+/// A blocked download is resumed a limited number of times.
 #[tokio::test]
 async fn retries_after_a_read_timeout() {
     if !can_unpack() {
@@ -300,9 +301,9 @@ async fn retries_after_a_read_timeout() {
     let layer = image(false).pop().unwrap().0;
     for (path, times, expected) in [
         (&*layer, 2, None),
-        (&*layer, 99, Some(format!("/v2/app/blobs/{layer}\": nothing came for 1s"))),
+        (&*layer, 99, Some(format!("/v2/app/blobs/{layer}\": no data received for 1s"))),
         ("manifests/v1", 1, None),
-        ("manifests/v1", 99, Some("/v2/app/manifests/v1\": nothing came for 1s".to_owned())),
+        ("manifests/v1", 99, Some("/v2/app/manifests/v1\": no data received for 1s".to_owned())),
     ] {
         let state = RegistryState {
             blobs: image(false),
@@ -315,11 +316,11 @@ async fn retries_after_a_read_timeout() {
         let start = format!("failed to do request: GET \"http://{}", fake.host);
         assert_eq!(message, expected.map(|end| start + &end), "{path} {times}");
         let is_taken_up = fake.requests().iter().any(|path| path.contains(" from "));
-        assert_eq!(is_taken_up, path == layer, "what has come is not fetched again");
+        assert_eq!(is_taken_up, path == layer, "received data is not fetched again");
     }
 }
 
-/// Room is made also while something is being pulled, and not by what that needs.
+/// Garbage collection during a pull keeps only the blobs that the pull requires.
 #[tokio::test]
 async fn collect_during_a_pull_keeps_its_blobs() {
     if !can_unpack() {
@@ -340,8 +341,8 @@ async fn collect_during_a_pull_keeps_its_blobs() {
     let pulling = tokio::spawn(async move { puller.pull(&reference, None).await });
     wait_until(|| store.has(&config, true) && fake.requests().iter().any(|path| path.ends_with(layer.hex())))
         .await;
-    let unused = Digest::of(b"nobody's");
-    store.add_blob(&unused, &b"nobody's"[..]).unwrap();
+    let unused = Digest::of(b"unreferenced");
+    store.add_blob(&unused, &b"unreferenced"[..]).unwrap();
     assert!(store.collect_garbage(|| Ok(Default::default()), |_, _| false).unwrap() > Some(0));
     assert!(!store.has(&unused, false) && store.has(&config, true));
     let pulled = pulling.await.unwrap().unwrap();
@@ -349,7 +350,7 @@ async fn collect_during_a_pull_keeps_its_blobs() {
     assert_eq!(fake.requests().iter().filter(|path| path.ends_with(config.hex())).count(), 1);
 }
 
-/// Pods that begin together have one image to fetch.
+/// Pods that start together fetch an image once.
 #[tokio::test]
 async fn concurrent_pulls_fetch_each_blob_once() {
     if !can_unpack() {
@@ -357,7 +358,7 @@ async fn concurrent_pulls_fetch_each_blob_once() {
     }
     let pieces = image(false);
     let layer = pieces[3].0.clone();
-    // The first falls silent over the layer, and whoever gives up on it lets another fetch it.
+    // The first pull blocks on the layer. When it is canceled, another one fetches the layer.
     for is_canceled in [false, true] {
         let blocked_responses = (layer.clone(), if is_canceled { 1 } else { 0 });
         let fake = FakeRegistry::start(RegistryState {
@@ -388,7 +389,7 @@ async fn concurrent_pulls_fetch_each_blob_once() {
     }
 }
 
-/// A disk that takes its time keeps nobody else waiting, and each of these threads has many to serve.
+/// A slow disk must not block the async worker threads.
 #[tokio::test]
 async fn writes_blobs_off_the_async_threads() {
     let directory = tempfile::tempdir().unwrap();
@@ -396,7 +397,7 @@ async fn writes_blobs_off_the_async_threads() {
     let pipe = directory.path().join("slow");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
         .unwrap();
-    // Takes nothing before somebody reads, once it is full.
+    // A full pipe blocks the writer until something is read.
     let fifo = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
     let mut reader = fifo.try_clone().unwrap();
     let path = tempfile::TempPath::try_from_path(&pipe).unwrap();
@@ -414,7 +415,7 @@ async fn writes_blobs_off_the_async_threads() {
     assert!(read.unwrap().unwrap() == content);
 }
 
-/// Registries count who fetches manifests, and not who asks whether they are others by now.
+/// Registries count manifest GET requests against rate limits, but not HEAD requests.
 #[tokio::test]
 async fn head_request_detects_an_unchanged_image() {
     if !can_unpack() {
@@ -445,14 +446,14 @@ async fn head_request_detects_an_unchanged_image() {
     assert_eq!(requests, ["HEAD /v2/app/manifests/v2"]);
     assert_eq!((second.id, second.tags.len()), (first.id.clone(), 2));
     assert_eq!(store.images().unwrap()[0].tags, second.tags);
-    // What is not whole is mended.
+    // Missing or corrupt content is fetched again.
     for broken in [store.blob(&first.id), store.blob(&first.manifest)] {
         std::fs::write(broken, "").unwrap();
         assert!(pull("v1").await.1.len() > 2);
     }
     std::fs::remove_dir_all(store.layer(&first.layers[0])).unwrap();
     assert!(pull("v1").await.1.len() > 2 && store.layer(&first.layers[0]).exists());
-    // Who names a digest gets that or nothing.
+    // A reference with a digest resolves to exactly that digest or fails.
     let reference = Reference::parse(&format!("{}/app@{other}", fake.host)).unwrap();
     let pulled = fast_retry_puller(store.clone()).pull(&reference, None).await;
     assert!(matches!(pulled, Err(PullError::Store(Error::WrongDigest { .. }))), "{pulled:?}");
@@ -460,7 +461,7 @@ async fn head_request_detects_an_unchanged_image() {
     assert_eq!(pull("v1").await.1.len(), 3);
 }
 
-/// What was pulled is found by all that it could have been asked for.
+/// A pulled image is found by every reference that it can be requested by.
 #[tokio::test]
 async fn find_a_pulled_image_by_index_digest() {
     if !can_unpack() {
@@ -516,7 +517,7 @@ async fn accepts_password_and_identity_token() {
     assert_eq!(pulled.unwrap_err().to_string(), expected);
 }
 
-/// Nobody asks for a configuration that cannot be held.
+/// A configuration that exceeds the size limit is not requested.
 #[tokio::test]
 async fn rejects_config_with_an_invalid_size() {
     for size in [0, MAX_DOCUMENT_BYTES + 1] {
@@ -528,7 +529,7 @@ async fn rejects_config_with_an_invalid_size() {
         let (_directory, pulled) = pull(&fake, "app:v1", None).await;
         let message = pulled.unwrap_err().to_string();
         assert!(
-            message.ends_with(&format!("its configuration {digest} is said to have {size} bytes")),
+            message.ends_with(&format!("config {digest} has an invalid size of {size} bytes")),
             "{message}"
         );
         assert_eq!(fake.requests().len(), 1);
@@ -558,7 +559,7 @@ async fn mirrors_are_used_before_the_registry() {
         return eprintln!("skipped: needs root");
     }
     let fake = FakeRegistry::start(RegistryState { blobs: image(false), ..RegistryState::default() }).await;
-    // The first does not answer, the second does; the registry itself is never asked.
+    // The first mirror is unreachable, the second responds. The registry itself is not contacted.
     let endpoints = format!("[\"http://127.0.0.1:1\", \"http://{}\"]", fake.host);
     let text = format!("mirrors:\n  registry.invalid:\n    endpoint: {endpoints}\n");
     let settings: RegistrySettings = schema::yaml::from_str(&text).unwrap();
@@ -581,7 +582,7 @@ async fn retries_when_rate_limited() {
     }
     for (busy, wants_password, is_good) in [
         (("429 Too Many Requests", 4, "0"), false, true),
-        // So has the one who gives out tokens.
+        // The token server is rate limited, too.
         (("429 Too Many Requests", 2, "0"), true, true),
         (("408 Request Timeout", 4, "tomorrow"), false, true),
         (("503 Service Unavailable", 1, ""), false, true),
@@ -610,12 +611,12 @@ fn retry_delay_respects_retry_after() {
     {
         let after = after.map(Duration::from_secs);
         let (url, message, status) = (String::new(), String::new(), StatusCode::TOO_MANY_REQUESTS);
-        let error = PullError::Status { method: "GET", url, status, said: message, after };
+        let error = PullError::Status { method: "GET", url, status, errors: message, after };
         assert_eq!(error.retry_delay(timeouts, tries), Duration::from_millis(expected), "{after:?}");
     }
 }
 
-/// Whoever a registry sends us to is not told who we are, whatever he asks.
+/// Credentials are not sent to the target of a redirect, even if it requests them.
 #[tokio::test]
 async fn redirects_do_not_forward_credentials() {
     if !can_unpack() {
@@ -652,7 +653,7 @@ async fn redirects_do_not_forward_credentials() {
     }
 }
 
-/// So it is with whoever gives out tokens, who may also be elsewhere on the same host.
+/// The same holds for token servers, also for a redirect within the same host.
 #[tokio::test]
 async fn token_redirects_do_not_forward_the_password() {
     if !can_unpack() {
@@ -679,7 +680,7 @@ async fn token_redirects_do_not_forward_the_password() {
     assert_eq!(auth_headers.len(), 1);
 }
 
-/// A proxy that plays the registry as well. Behind a tunnel it speaks TLS.
+/// A proxy that also serves the registry. It speaks TLS inside a tunnel.
 async fn proxy(stream: TcpStream, state: Arc<Mutex<RegistryState>>, tls: tokio_rustls::TlsAcceptor) {
     let mut start = [0; 7];
     while stream.peek(&mut start).await.is_ok_and(|count| count < start.len()) {
@@ -724,7 +725,7 @@ async fn pulls_through_a_proxy() {
     });
     let with_key = format!("http://me:secret@{host}");
     let proxy_error = format!("proxy {host}: 407 Proxy Authentication Required");
-    let address_error = "the address of the proxy cannot be used: it has to be http://host:port";
+    let address_error = "invalid proxy address, must be http://host:port";
     for (endpoint, proxy, expected_request, expected) in [
         ("http://registry.invalid", &with_key, "http://registry.invalid/v2/app/manifests/v1", None),
         ("https://registry.invalid:8443", &with_key, "CONNECT registry.invalid:8443", None),

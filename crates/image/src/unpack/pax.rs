@@ -1,29 +1,30 @@
-//! Values of PAX headers that have newlines in them.
+//! PAX headers whose values contain newlines.
 //!
-//! Each record of such a header says how long it is, but the tar crate takes them apart at newlines: a value with one,
-//! as the capabilities of a file may have, was lost, and with it the size and owners that came behind. [`Escaping`]
-//! stands before the crate and writes such values in hexadecimal; [`records`] gives them back.
+//! A PAX record starts with its length, but the tar crate splits the header at newlines. A value
+//! with a newline, such as file capabilities, is lost there, together with the size and owner
+//! records after it. [`PaxEscapeReader`] filters the archive before the crate reads it and encodes
+//! such values in hexadecimal; [`records`] decodes them.
 
 use std::io::{self, Cursor, Read};
 
 use tar::Header;
 
 const TAR_BLOCK_BYTES: u64 = 512;
-/// Headers for the next file are held in memory, and nobody needs larger ones.
+/// Limits headers of the next entry, which are held in memory.
 const MAX_HEADER_BYTES: u64 = 1 << 20;
-/// Where a block of what is in a sparse file says that there is another.
+/// The offset of the flag in a GNU sparse block that announces another block.
 const SPARSE_EXTENDED_OFFSET: usize = 504;
-/// Before the names of values in hexadecimal.
+/// The key prefix of a value in hexadecimal.
 const ESCAPED_KEY_PREFIX: &str = "SKIFF.hex.";
 
-/// An archive whose PAX headers have no newlines in their values.
+/// A tar archive without newlines in the values of its PAX headers.
 pub struct PaxEscapeReader<R> {
     source: R,
-    /// What is read already.
+    /// Bytes that are processed and not returned yet.
     ready: Cursor<Vec<u8>>,
-    /// What comes as it is.
+    /// The remaining bytes of the current entry's content, which pass unchanged.
     left: u64,
-    /// How large the next file is, where a header before it has said so.
+    /// The file size of the next entry, if a PAX header sets it.
     size: Option<u64>,
 }
 
@@ -32,7 +33,8 @@ impl<R: Read> PaxEscapeReader<R> {
         PaxEscapeReader { source, ready: Cursor::default(), left: 0, size: None }
     }
 
-    /// Reads the next header, and all of it if it is of PAX; whether there was any.
+    /// Processes the next header, including the content of PAX headers. Returns false at the end of
+    /// the input.
     fn advance(&mut self) -> io::Result<bool> {
         let mut block = self.read_up_to(TAR_BLOCK_BYTES)?;
         if block.len() as u64 == TAR_BLOCK_BYTES {
@@ -74,7 +76,8 @@ impl<R: Read> PaxEscapeReader<R> {
                     let size = if is_of_next { size } else { self.size.take().unwrap_or(size) };
                     self.left = size.checked_next_multiple_of(TAR_BLOCK_BYTES).unwrap_or(u64::MAX);
                 }
-                // What cannot be followed is left to who reads it.
+                // The size is invalid. The rest passes unchanged, and the tar crate reports the
+                // error.
                 Err(_) => self.left = u64::MAX,
             }
         }
@@ -111,13 +114,10 @@ impl<R: Read> Read for PaxEscapeReader<R> {
 }
 
 fn too_large() -> io::Error {
-    io::Error::new(
-        io::ErrorKind::InvalidData,
-        format!("a header in it is larger than {MAX_HEADER_BYTES} bytes"),
-    )
+    io::Error::new(io::ErrorKind::InvalidData, format!("header is larger than {MAX_HEADER_BYTES} bytes"))
 }
 
-/// What the PAX header of an entry says, by name; whatever cannot be understood is left out.
+/// The PAX records of an entry. Invalid records are omitted.
 pub fn records(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<Vec<(String, Vec<u8>)>> {
     let extensions = entry.pax_extensions()?.into_iter().flatten().flatten();
     let record = |extension: tar::PaxExtension<'_>| {
@@ -130,7 +130,7 @@ pub fn records(entry: &mut tar::Entry<'_, impl Read>) -> io::Result<Vec<(String,
     Ok(extensions.filter_map(record).collect())
 }
 
-/// The records without newlines in their values; none where there is nothing to change, or no sense in it.
+/// Encodes values with newlines. `None` if there are none, or if the header is malformed.
 fn escape_records(bytes: &[u8]) -> Option<Vec<u8>> {
     let mut records = Vec::new();
     let mut rest = bytes;
@@ -161,7 +161,7 @@ fn escape_records(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(written)
 }
 
-/// Writes a record, whose length counts its own digits.
+/// Writes a record. Its length field includes the digits of the length itself.
 fn write_record(to: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     let others = key.len() + value.len() + 3;
     let mut length = others + 1;
@@ -172,7 +172,7 @@ fn write_record(to: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     to.extend_from_slice(&[key, b"=", value, b"\n"].concat());
 }
 
-/// As the tar crate finds it, so that both agree about what comes next.
+/// Finds the size as the tar crate does, so that both agree on the start of the next header.
 fn file_size(records: &[u8]) -> Option<u64> {
     for record in tar::PaxExtensions::new(records) {
         let record = record.ok()?;
@@ -207,7 +207,7 @@ mod tests {
         check(b"", None);
         check(b"8 a=bcd\n7 e=fg\n", None);
         check(b"8 a=b\nd\n7 e=fg\n", Some(b"22 SKIFF.hex.a=620a64\n7 e=fg\n"));
-        // No sense in these.
+        // Malformed headers.
         for header in
             [&b"8 a=b\nd"[..], b"7 a=b\nd\n", b"99 a=b\nd\n", b"x a=\n\n", b"8 a\nbcd\n", b"1 a=\nb\n"]
         {
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(from_hex(b"xy"), None);
     }
 
-    /// The header of an entry, and none of what is in it.
+    /// The header of an entry without its content.
     fn header(kind: u8, size: u64) -> Header {
         let mut header = Header::new_gnu();
         header.set_entry_type(tar::EntryType::new(kind));
@@ -242,15 +242,12 @@ mod tests {
             let large = header(kind, MAX_HEADER_BYTES + 1).as_bytes().to_vec();
             for archive in [large.clone(), [&sparse[..], &large].concat()] {
                 let message = read(archive).unwrap_err().to_string();
-                assert_eq!(message, "a header in it is larger than 1048576 bytes", "{}", char::from(kind));
+                assert_eq!(message, "header is larger than 1048576 bytes", "{}", char::from(kind));
             }
         }
         let mut large_header = [1; 512].repeat(3000);
         large_header.splice(..512, sparse[..512].iter().copied());
-        assert_eq!(
-            read(large_header).unwrap_err().to_string(),
-            "a header in it is larger than 1048576 bytes"
-        );
+        assert_eq!(read(large_header).unwrap_err().to_string(), "header is larger than 1048576 bytes");
     }
 
     #[test]

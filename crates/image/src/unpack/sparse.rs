@@ -1,5 +1,5 @@
-//! Sparse files as PAX headers describe them, in all three forms of GNU tar: what is in the archive are the parts that are
-//! not empty, one after the other.
+//! Sparse files in PAX format, in the versions 0.0, 0.1 and 1.0 of GNU tar. The archive contains
+//! only the data segments, one after the other.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -7,22 +7,24 @@ use std::io::{self, Read, Seek as _, SeekFrom};
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::PathBuf;
 
-/// Nobody has a longer list of parts before a file.
+/// Limits the size of the segment map, which is held in memory.
 const MAX_MAP_BYTES: usize = 1 << 20;
 
+/// The sparse file records of a PAX header.
 #[derive(Debug, Default)]
 pub struct SparseFile {
-    /// What the file is called. The name of the entry is for programs that do not know these.
+    /// The real file name. The name of the tar entry is a placeholder for programs without support
+    /// for this format.
     pub name: Option<PathBuf>,
     size: u64,
-    /// Where each part begins and how long it is.
+    /// Offset and length of each segment, alternating.
     segments: Vec<u64>,
-    /// Whether these are before the content instead.
+    /// Version 1.0: the map is at the start of the content, not in the header.
     is_map_inline: bool,
 }
 
 impl SparseFile {
-    /// What the header of an entry says, if it is such a file.
+    /// Reads the `GNU.sparse.*` records of an entry. `None` if it is not a sparse file.
     pub fn from_records(records: Vec<(String, Vec<u8>)>) -> io::Result<Option<SparseFile>> {
         let mut sparse = None;
         for (key, value) in records {
@@ -62,7 +64,8 @@ impl SparseFile {
     }
 }
 
-/// How many parts there are, then the parts, each number in a line, in whole blocks.
+/// Reads the map of version 1.0: the number of segments, then offset and length of each, one number
+/// per line, padded to blocks of 512 bytes.
 fn read_map(content: &mut impl Read) -> io::Result<Vec<u64>> {
     let mut text = Vec::new();
     while text.len() < MAX_MAP_BYTES {

@@ -1,10 +1,11 @@
-//! Layers made by hand, good and bad. Owners and devices need root.
+//! Tests with generated layers, valid and malicious. Owners and devices need root.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// A layer from lines such as `d bin`, `f bin/sh text`, `l bin/ash -> sh`, `h bin/hard -> bin/sh`.
+/// Builds a layer from lines such as `d bin`, `f bin/sh text`, `l bin/ash -> sh`, `h bin/hard ->
+/// bin/sh`.
 fn layer(lines: &[&str]) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     for line in lines {
@@ -28,13 +29,13 @@ fn layer(lines: &[&str]) -> Vec<u8> {
         if kind.trim() == "f" {
             header.set_size(more.len() as u64);
         } else if kind.trim() == "c" {
-            // As /dev/null.
+            // The device number of /dev/null.
             header.set_device_major(1).unwrap();
             header.set_device_minor(3).unwrap();
         } else if !target.is_empty() {
             header.set_link_name_literal(target).unwrap();
         }
-        // Names as they are, even those that a well-meaning program would not write.
+        // Writes the raw name: the tar crate rejects names with `..`.
         let bytes = &mut header.as_gnu_mut().unwrap().name;
         bytes[..name.len()].copy_from_slice(name.as_bytes());
         header.set_cksum();
@@ -51,7 +52,7 @@ fn is_root() -> bool {
     root
 }
 
-/// Unpacks layers on each other and lists the last one.
+/// Unpacks layers on top of each other and lists the last one.
 #[track_caller]
 fn check(layers: &[&[&str]], expected: &str) {
     if !is_root() {
@@ -120,7 +121,7 @@ fn unpack_whiteouts() {
     );
 }
 
-/// Whiteouts are about the layers below, wherever they stand in their own.
+/// Whiteouts only hide the layers below, whatever their position in the archive.
 #[test]
 fn whiteouts_keep_entries_of_their_own_layer() {
     let below = ["f a/x 1", "f b 2"];
@@ -132,7 +133,7 @@ fn whiteouts_keep_entries_of_their_own_layer() {
     check(&[&below, &["f .wh.a", "f a/y 3"]], "a/ 0:0 755 opaque\na/y 7:8 644 \"3\"\n");
     check(&[&below, &["f b 3", "f .wh.b"]], "b 7:8 644 \"3\"\n");
     check(&[&below, &["f .wh.b", "f b 3"]], "b 7:8 644 \"3\"\n");
-    // Nobody can link to what is hidden.
+    // A hidden file is not a valid hard link target.
     for (lines, target) in [
         (&["f .wh.b", "h c -> b"][..], "b"),
         (&["f .wh.a", "h c -> a/x"], "a/x"),
@@ -141,7 +142,7 @@ fn whiteouts_keep_entries_of_their_own_layer() {
     ] {
         check(&[&below, lines], &format!("{target}\n"));
     }
-    // What was hidden leads nowhere any more.
+    // A hidden symlink is not followed.
     check(
         &[&["d b", "l a/b -> /b"], &["f a/.wh..wh..opq", "f a/b/x 1"]],
         "a/ 0:0 755 opaque\na/b/ 0:0 755\na/b/x 7:8 644 \"1\"\n",
@@ -200,13 +201,13 @@ fn follows_directory_symlinks_inside_the_root() {
 
 #[test]
 fn rejects_paths_outside_the_root() {
-    check(&[&["f ../out x"]], "../out leads out of the layer\n");
-    check(&[&["f a/../../out x"]], "a/../../out leads out of the layer\n");
+    check(&[&["f ../out x"]], "../out is outside the layer root\n");
+    check(&[&["f a/../../out x"]], "a/../../out is outside the layer root\n");
     check(&[&["f /etc/inside x"]], "etc/ 0:0 755\netc/inside 7:8 644 \"x\"\n");
-    check(&[&["h out -> ../../etc/passwd"]], "../../etc/passwd leads out of the layer\n");
+    check(&[&["h out -> ../../etc/passwd"]], "../../etc/passwd is outside the layer root\n");
     check(&[&["h out -> /etc/passwd"]], "/etc/passwd\n");
-    check(&[&["l a -> b", "l b -> a", "f a/x y"]], "too many links on the way to a/x\n");
-    // A link of a lower layer, hidden by a directory, is no way to the host's files.
+    check(&[&["l a -> b", "l b -> a", "f a/x y"]], "too many symlinks in path a/x\n");
+    // A hidden symlink of a lower layer must not lead to files of the host.
     check(&[&["l a -> /etc"], &["d a", "h out -> a/passwd"]], "a/passwd\n");
 }
 
@@ -228,7 +229,7 @@ fn unpack_gzip_and_zstd_layers() {
         ruzstd::encoding::compress_to_vec(&b"more"[..], ruzstd::encoding::CompressionLevel::Fastest),
     ]
     .concat();
-    // What podman writes behind a layer, and others before it.
+    // podman appends skippable frames; other programs write them first.
     let skip_frame = |kind: u8, content: &[u8]| {
         let length = (content.len() as u32).to_le_bytes();
         [&[kind, 0x2a, 0x4d, 0x18], &length[..], content].concat()
@@ -253,7 +254,7 @@ fn unpack_gzip_and_zstd_layers() {
     assert_eq!(all(cut).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
 }
 
-/// The capabilities 1 and 3, which are written as a newline.
+/// The capabilities 1 and 3: the bitmask 0x0a is a newline.
 const CAPABILITIES: [u8; 20] = [1, 0, 0, 2, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 fn capability_xattr(path: &Path) -> Option<Vec<u8>> {
@@ -274,7 +275,7 @@ fn reads_pax_values_with_newlines() {
         header.set_entry_type(kind);
         header.set_mode(0o644);
         header.set_path(name).unwrap();
-        // Where PAX says how large it is, nobody else needs to.
+        // The size in the PAX header overrides the one in the tar header.
         header.set_size(if records.iter().any(|(key, _)| *key == "size") { 0 } else { content.len() as u64 });
         header.set_cksum();
         let padding = vec![0; content.len().next_multiple_of(512) - content.len()];
@@ -297,7 +298,7 @@ fn reads_pax_values_with_newlines() {
     assert_eq!(fs::read_to_string(below.join("link")).unwrap(), "1");
     assert_eq!(fs::read_to_string(below.join("last")).unwrap(), "2");
 
-    // A link from a layer above is a copy, with all that belongs to the file.
+    // A hard link to a file of a lower layer is a copy with all metadata.
     let above = directory.path().join("above");
     unpack(&layer(&["h pong -> ping"])[..], &above, &[below]).unwrap();
     let pong = fs::metadata(above.join("pong")).unwrap();
@@ -305,7 +306,7 @@ fn reads_pax_values_with_newlines() {
     assert_eq!(capability_xattr(&above.join("pong")).unwrap(), CAPABILITIES);
 }
 
-/// A file with holes, as GNU tar writes it in one of its forms.
+/// Unpacks a sparse file in one of the formats of GNU tar.
 #[track_caller]
 fn check_sparse(records: &[(&str, &[u8])], content: &[u8], expected: Result<&[u8], ()>) {
     if !is_root() {
@@ -346,7 +347,7 @@ fn unpack_sparse_files() {
         [&content[..], b"onetwo"].concat()
     };
     check_sparse(&version_one, &inside(b"2\n0\n3\n1000\n3\n"), Ok(&expected));
-    // More than one block.
+    // A map of more than one block.
     let long = [&b"202\n0\n3\n"[..], &b"5\n0\n".repeat(200), b"1000\n3\n"].concat();
     check_sparse(&version_one, &inside(&long), Ok(&expected));
     for list in [&b"3\n0\n3\n1000\n3\n"[..], b"x\n", b"99999999999999999999\n", b"18446744073709551615\n"] {
@@ -357,7 +358,7 @@ fn unpack_sparse_files() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever a layer says, nothing beside its directory is touched.
+    /// No layer can change files outside its directory.
     #[test]
     fn any_layer_stays_inside_the_root(lines in proptest::collection::vec(
         ("[dflhp]", "(\\.\\./|/)?[a-c](/(\\.\\.|[a-c]|\\.wh\\.[a-c])){0,3}", "(\\.\\./){0,3}/?[a-c](/[a-c]){0,2}"), 0..12)
