@@ -1,9 +1,13 @@
-//! Encryption at rest: a store whose values of chosen kinds are sealed in the store below it.
+//! Encryption at rest: a store that encrypts the values of configured resources in an underlying
+//! store.
 //!
-//! Sealed is what is written; whoever reads gets plain bytes, so the cache knows nothing of it. A value
-//! starts with the name of what sealed it (upstream's `k8s:enc:aesgcm:v1:<key>:`) and is bound to its key
-//! in the store, so that nobody can pass one object's value off as another's. The first provider of a kind
-//! seals; all of them open. No value and no secret ever appears in an error.
+//! Readers get plain values, so the cache above is unaware of encryption. An encrypted value starts
+//! with the prefix of its provider (upstream's `k8s:enc:aesgcm:v1:<key>:`). Its key in the store is
+//! authenticated data, so the value of one object is not valid for another. The first provider of a
+//! resource encrypts, all of them decrypt. Errors never contain values or secrets.
+//!
+//! Counterpart upstream: `k8s.io/apiserver/pkg/storage/value` and
+//! `pkg/server/options/encryptionconfig`.
 
 mod aes;
 mod kms;
@@ -25,25 +29,25 @@ pub use aes::{AesGcm, KeyError};
 pub use kms::{Kms, KmsError};
 pub use legacy::{LegacyAlgorithm, LegacyCipher};
 
-/// How many values are looked at in one go when the rules change.
+/// The number of values per page when the rules are reloaded.
 const RELOAD_PAGE_SIZE: usize = 1_000;
 
-/// What every sealed value starts with.
+/// The common prefix of encrypted values.
 const ENCRYPTED_PREFIX: &[u8] = b"k8s:enc:";
 
-/// One way to keep values.
+/// A provider of an EncryptionConfiguration.
 pub enum Provider {
-    /// As they are.
+    /// Stores values in plain text.
     Identity,
     AesGcm(AesGcm),
     Legacy(LegacyCipher),
     Kms(Box<Kms>),
 }
 
-/// Which kind a key belongs to: group and plural.
+/// Returns the API group and the resource (plural) of a key.
 pub type KeyToGroupResource = fn(&str) -> Option<(&str, &str)>;
 
-/// The providers of each kind.
+/// The providers by resource.
 pub struct EncryptionRules {
     group_resource: KeyToGroupResource,
     by_resource: HashMap<(String, String), Arc<[Provider]>>,
@@ -54,8 +58,8 @@ impl EncryptionRules {
         EncryptionRules { group_resource, by_resource: HashMap::new() }
     }
 
-    /// The providers of a kind; `*` stands for every kind of a group, and for every group. Of several rules
-    /// for the same kinds the first counts.
+    /// Adds the providers of a resource. `*` matches every resource of a group, or every group. The
+    /// first rule for the same resources wins.
     pub fn add(&mut self, group: &str, plural: &str, providers: &Arc<[Provider]>) {
         self.by_resource.entry((group.to_owned(), plural.to_owned())).or_insert_with(|| providers.clone());
     }
@@ -72,10 +76,10 @@ impl EncryptionRules {
             None | Some(Provider::Identity) => Ok(value.clone()),
             Some(Provider::AesGcm(aes)) => aes
                 .encrypt(key, value)
-                .ok_or_else(|| Error::Unavailable { reason: "no randomness".to_owned() }),
-            Some(Provider::Legacy(legacy)) => {
-                legacy.encrypt(value).ok_or_else(|| Error::Unavailable { reason: "no randomness".to_owned() })
-            }
+                .ok_or_else(|| Error::Unavailable { reason: "no random bytes available".to_owned() }),
+            Some(Provider::Legacy(legacy)) => legacy
+                .encrypt(value)
+                .ok_or_else(|| Error::Unavailable { reason: "no random bytes available".to_owned() }),
             Some(Provider::Kms(kms)) => kms
                 .encrypt(key, value)
                 .await
@@ -83,7 +87,7 @@ impl EncryptionRules {
         }
     }
 
-    /// The plain value, and whether it should be sealed anew.
+    /// Returns the plain value, and whether it should be encrypted again.
     async fn decrypt(&self, key: &Arc<str>, value: &Bytes) -> Result<(Bytes, bool), Error> {
         let is_encrypted = value.starts_with(ENCRYPTED_PREFIX);
         let mut reason = "the provided value does not match any of the supported transformers".to_owned();
@@ -112,7 +116,7 @@ impl EncryptionRules {
     }
 }
 
-/// A store that seals.
+/// A store that encrypts values.
 pub struct EncryptionStore {
     inner: Arc<dyn Store>,
     transformer: Arc<Transformer>,
@@ -120,7 +124,7 @@ pub struct EncryptionStore {
 
 struct Transformer {
     rules: RwLock<Arc<EncryptionRules>>,
-    /// The keys whose values something else than the first provider has sealed.
+    /// The keys of values that were not encrypted with the first key of the first provider.
     stale: RwLock<HashSet<Arc<str>>>,
 }
 
@@ -135,8 +139,8 @@ impl EncryptionStore {
         }
     }
 
-    /// Goes by other rules from now on, and finds out which values are to be sealed anew. A value that they
-    /// cannot open is told, and stays known to whoever has read it before.
+    /// Replaces the rules and finds the values to encrypt again. Returns an error if a value cannot
+    /// be decrypted with the new rules; the cache still holds it if it was read before.
     pub async fn reload(&self, rules: EncryptionRules) -> Result<(), Error> {
         *self.transformer.rules.write() = Arc::new(rules);
         let (mut from, mut at, mut last_error) = (None::<String>, None, None);
@@ -173,7 +177,7 @@ impl Transformer {
     }
 
     fn clear_stale(&self, key: &str) {
-        // Mostly there is nothing to forget, and nobody has to wait.
+        // The set rarely contains the key, so a read lock is sufficient in most cases.
         if self.stale.read().contains(key) {
             self.stale.write().remove(key);
         }
@@ -184,7 +188,7 @@ impl Transformer {
             Event::Put { entry, created } => match self.decrypt(entry).await {
                 Ok(entry) => Some(Event::Put { entry, created }),
                 Err(error) => {
-                    tracing::error!(%error, "left out of every answer");
+                    tracing::error!(%error, "cannot decrypt object, omitting it from watch events");
                     None
                 }
             },
@@ -248,13 +252,14 @@ impl Store for EncryptionStore {
             self.inner.watch(prefix, after, Box::new(move |batch| drop(sender.send(batch)))).await?;
         let transformer = self.transformer.clone();
         let (mut watch_sender, watch) = WatchSender::new(listener);
-        // Ends with either side.
+        // Ends when the inner watch ends or when this watch is canceled.
         tokio::spawn(async move {
             let _inner_watch = inner_watch;
             let closed = watch_sender.closed();
             let forward = async {
                 while let Some(batch) = batches.recv().await {
-                    // Whoever waits for a revision must hear of it, whatever is left out.
+                    // The progress includes events that could not be decrypted, so that readers
+                    // waiting for their revision do not block.
                     let progress = batch.last().map_or(0, Event::revision);
                     let mut plain_events = Vec::with_capacity(batch.len());
                     for event in batch {

@@ -1,8 +1,8 @@
-//! The engine for several servers: etcd v3 (3.4 and later).
+//! The etcd engine, for clusters with several servers: etcd v3 (3.4 and later).
 //!
-//! A key's revision is its `mod_revision`; a write is a transaction that compares it. A watch asks etcd for
-//! all keys and picks its own: only so can it tell how far it has got when others write, and the server has
-//! one watch for everything anyway.
+//! The revision of a key is its `mod_revision`; a write is a transaction that compares it. A watch
+//! requests all keys from etcd and filters them here, because etcd reports no progress for a prefix
+//! while other keys change. The server has a single watch for everything anyway.
 
 mod client;
 mod leases;
@@ -24,18 +24,18 @@ use self::messages::{
 };
 use crate::{Entry, Error, Expect, Listener, Page, Revision, Store, Watch, Write};
 
-/// Keys asked for at a time; the parts of a longer list are read at one revision.
+/// Keys per range request. All pages of a list are read at the same revision.
 const PAGE_KEYS: usize = 2000;
-/// Reads are tried this often when etcd cannot be reached, each time waiting twice as long.
+/// The number of attempts for a read while etcd is unreachable, with exponential backoff.
 const MAX_READ_ATTEMPTS: u32 = 6;
 const INITIAL_BACKOFF: Duration = Duration::from_millis(50);
 
 #[derive(Clone)]
 pub struct Options {
     pub connect_timeout: Duration,
-    /// How long one request may take.
+    /// The timeout of a request.
     pub timeout: Duration,
-    /// For `https` endpoints.
+    /// TLS settings for `https` endpoints.
     pub tls: Option<Tls>,
 }
 
@@ -45,11 +45,11 @@ impl Default for Options {
     }
 }
 
-/// All PEM.
+/// TLS settings, all in PEM.
 #[derive(Clone)]
 pub struct Tls {
     pub ca: Vec<u8>,
-    /// Our certificate and key.
+    /// The client certificate and its key.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
 }
 
@@ -60,7 +60,7 @@ pub struct EtcdStore {
 }
 
 impl EtcdStore {
-    /// Fails if etcd does not answer; later on, reads and watches outlive a broken connection.
+    /// Fails if etcd does not respond. Later, reads and watches survive a broken connection.
     pub async fn connect(endpoints: &[impl AsRef<str>], options: Options) -> Result<EtcdStore, Error> {
         let client = Client::new(endpoints, &options)?;
         let leases = LeaseManager::new(client.clone());
@@ -69,7 +69,8 @@ impl EtcdStore {
         Ok(store)
     }
 
-    /// Reads; they may be repeated, so an unreachable server is asked again.
+    /// Sends a range request. Reads are idempotent, so they are retried while the server is
+    /// unreachable.
     async fn range(&self, request: RangeRequest, at: Option<Revision>) -> Result<RangeResponse, Error> {
         let mut backoff = INITIAL_BACKOFF;
         for attempt in 1.. {
@@ -91,7 +92,7 @@ impl EtcdStore {
         Err(timed_out())
     }
 
-    /// What etcd has to say about the revision asked for.
+    /// Converts an error about the requested revision.
     async fn revision_error(&self, status: &Status, at: Option<Revision>) -> Option<Error> {
         let requested = at?;
         if status.message().contains("required revision has been compacted") {
@@ -101,7 +102,7 @@ impl EtcdStore {
             let result = tokio::time::timeout(self.timeout, self.client.range(revision_request())).await;
             let current = match &result {
                 Ok(Ok(response)) => header_revision(response.header.as_ref()),
-                // Only the message suffers.
+                // The revision is only used in the error message.
                 Ok(Err(_)) | Err(_) => 0,
             };
             return Some(Error::Future { requested, current });
@@ -109,7 +110,7 @@ impl EtcdStore {
         None
     }
 
-    /// Whether history still (and already) has this revision.
+    /// Checks that the revision is neither compacted nor in the future.
     async fn check_revision(&self, revision: Revision) -> Result<(), Error> {
         self.range(at_revision(revision_request(), revision)?, Some(revision)).await.map(drop)
     }
@@ -208,7 +209,7 @@ impl Store for EtcdStore {
 
     async fn write(&self, write: Write) -> Result<Revision, Error> {
         let key = write.key.clone();
-        // etcd would take these for "create" and "do nothing".
+        // etcd would interpret these as "create" and as "do nothing".
         match (write.expect, &write.value) {
             (Expect::Revision(0), _) => {
                 return Err(Error::Conflict { current: self.get(&key).await?, key });
@@ -229,7 +230,8 @@ impl Store for EtcdStore {
                     None => None,
                 };
                 match self.txn(&write, lease).await {
-                    // It ran out under us; the next one is new.
+                    // The shared lease expired between `get` and the transaction. The second
+                    // attempt gets a new one.
                     Err(status)
                         if !is_last_attempt && status.message().contains("requested lease not found") =>
                     {
@@ -271,12 +273,12 @@ impl Store for EtcdStore {
     }
 }
 
-/// Asks for nothing but the revision that every answer has.
+/// A request that only reads the revision from the response header.
 fn revision_request() -> RangeRequest {
     RangeRequest { key: vec![0], count_only: true, ..RangeRequest::default() }
 }
 
-/// Revision 0 means "now" to etcd, but is one that no reader may ask for.
+/// etcd interprets revision 0 as "current", but it is not a readable revision here.
 fn at_revision(request: RangeRequest, revision: Revision) -> Result<RangeRequest, Error> {
     match i64::try_from(revision) {
         Ok(0) => Err(Error::Compacted { requested: 0, oldest: 1 }),
@@ -285,18 +287,18 @@ fn at_revision(request: RangeRequest, revision: Revision) -> Result<RangeRequest
     }
 }
 
-/// The least key that is greater than all with this prefix; `"\0"` stands for "no end".
+/// The smallest key after all keys with this prefix. `"\0"` means "no end".
 fn range_end(prefix: &str) -> Vec<u8> {
     let mut end = prefix.as_bytes().to_vec();
     match end.last_mut() {
-        // No byte of a str is 0xFF.
+        // UTF-8 has no byte 0xFF, so this does not overflow.
         Some(last) => *last += 1,
         None => end.push(0),
     }
     end
 }
 
-/// Keys that are not text are none of ours.
+/// Keys that are not UTF-8 belong to other applications.
 fn to_entry(kv: KeyValue) -> Option<Entry> {
     let revision = u64::try_from(kv.mod_revision).ok()?;
     Some(Entry { key: Arc::from(String::from_utf8(kv.key).ok()?), value: Bytes::from(kv.value), revision })
@@ -311,7 +313,7 @@ fn unavailable(status: &Status) -> Error {
 }
 
 fn timed_out() -> Error {
-    Error::Unavailable { reason: "etcd did not answer in time".into() }
+    Error::Unavailable { reason: "etcd: request timed out".into() }
 }
 
 #[cfg(test)]

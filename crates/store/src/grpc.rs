@@ -1,4 +1,4 @@
-//! Calls of gRPC whose messages are structs with their field numbers.
+//! gRPC calls with hand-written `prost` messages instead of generated code.
 
 use futures_util::Stream;
 use http::uri::PathAndQuery;
@@ -6,7 +6,7 @@ use tonic::transport::Channel;
 use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
-/// Asks once; `path` is that of a method, such as `/etcdserverpb.KV/Range`.
+/// Sends a unary request. `path` is a method such as `/etcdserverpb.KV/Range`.
 pub async fn unary<Q, A>(
     channel: &Channel,
     path: &'static str,
@@ -23,7 +23,7 @@ where
     Ok(response.into_inner())
 }
 
-/// Both sides go on talking.
+/// Opens a bidirectional stream.
 pub async fn streaming<Q, A>(
     channel: &Channel,
     path: &'static str,

@@ -1,7 +1,11 @@
-//! Where objects live: keys, bytes and revisions; never parses an object.
+//! Object storage: keys, values and revisions. Values are opaque bytes; the store never decodes an
+//! object.
 //!
-//! [`Store`] is the contract, shaped after etcd. Two engines keep it: [`log`], all data in memory and an
-//! append-only log on disk, and [`etcd`]. [`sealed`] encrypts what lies in either. `suite` holds the tests that both must pass.
+//! [`Store`] is the interface, modeled on etcd. Two engines implement it: [`log`] keeps all data in
+//! memory with an append-only log on disk, and [`etcd`] uses an etcd cluster. [`encryption`]
+//! encrypts values in front of either. `suite` contains the tests that every engine must pass.
+//!
+//! Counterpart upstream: `k8s.io/apiserver/pkg/storage` with its `etcd3` implementation.
 
 pub mod encryption;
 pub mod etcd;
@@ -18,11 +22,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-/// Counts writes. An empty store is at 1 and its first write is 2, since clients give "0" a meaning of its
-/// own. A JSON `resourceVersion` is one of these.
+/// The revision of the store, as in etcd: it increases by one with each write. An empty store is at
+/// 1 and the first write gets 2, because clients give resourceVersion "0" a special meaning. The
+/// `resourceVersion` of an object is its revision.
 pub type Revision = u64;
 
-/// One object as of `revision`, its last write.
+/// An object as of `revision`, its last write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub key: Arc<str>,
@@ -30,34 +35,35 @@ pub struct Entry {
     pub revision: Revision,
 }
 
-/// A request to change one key.
+/// A request to create, update or delete one key.
 #[derive(Clone, Debug)]
 pub struct Write {
     pub key: Arc<str>,
     /// The new value, or `None` to delete.
     pub value: Option<Bytes>,
     pub expect: Expect,
-    /// The key disappears by itself after this long (Events).
+    /// The key is deleted after this time (Events).
     pub ttl: Option<Duration>,
-    /// Heartbeats may be answered before they are on disk; they ride along with the next durable write,
-    /// or are synced after a second.
+    /// The write may be acknowledged before it is on disk (heartbeats). It is synced with the next
+    /// durable write, or after one second.
     pub lazy: bool,
 }
 
-/// What must be true of the key for the write to happen.
+/// The precondition of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expect {
+    /// The key does not exist.
     Absent,
-    /// The key's last write was this one.
+    /// The last write of the key has this revision.
     Revision(Revision),
 }
 
 #[derive(Clone, Debug)]
 pub struct Page {
     pub entries: Vec<Entry>,
-    /// The revision the list is consistent with.
+    /// The revision of the listed state.
     pub revision: Revision,
-    /// How many more keys under the prefix follow the last entry.
+    /// The number of keys under the prefix after the last entry.
     pub remaining: usize,
 }
 
@@ -65,14 +71,14 @@ pub struct Page {
 pub enum Event {
     Put {
         entry: Entry,
-        /// The key did not exist before.
+        /// Whether the write created the key.
         created: bool,
     },
     Delete {
         key: Arc<str>,
         revision: Revision,
     },
-    /// Everything up to this revision has been delivered.
+    /// All events up to this revision have been delivered.
     Progress(Revision),
 }
 
@@ -89,28 +95,30 @@ impl Event {
 pub enum Error {
     #[error("key {key} already exists")]
     Exists { key: Arc<str> },
-    /// `current` is the key's state that spoke against the write; `None` when it does not exist.
-    #[error("key {key} is not as expected")]
+    /// `current` is the state of the key that failed the precondition. `None` if the key does not
+    /// exist.
+    #[error("precondition failed for key {key}")]
     Conflict { key: Arc<str>, current: Option<Entry> },
     #[error("revision {requested} has been compacted, the oldest is {oldest}")]
     Compacted { requested: Revision, oldest: Revision },
     #[error("revision {requested} is in the future, the current one is {current}")]
     Future { requested: Revision, current: Revision },
-    #[error("the store takes no writes: {reason}")]
+    #[error("store is not writable: {reason}")]
     Unavailable { reason: String },
-    #[error("cannot read the sealed value of {key}: {reason}")]
+    #[error("cannot decrypt the value of {key}: {reason}")]
     Decrypt { key: Arc<str>, reason: String },
 }
 
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// The newest revision; for etcd, asked from the cluster, so a later read at it is linearizable.
+    /// The current revision. The etcd engine reads it from the cluster, so a later read at this
+    /// revision is linearizable.
     async fn revision(&self) -> Result<Revision, Error>;
 
     async fn get(&self, key: &str) -> Result<Option<Entry>, Error>;
 
-    /// Keys that start with `prefix` and are greater than or equal to `from` (if given), in order, at most
-    /// `limit` of them (0: all), as of `at` (`None`: now).
+    /// Lists keys that start with `prefix` and are not less than `from` (if given), in order, up to
+    /// `limit` entries (0: no limit), at revision `at` (`None`: current).
     async fn list(
         &self,
         prefix: &str,
@@ -119,45 +127,51 @@ pub trait Store: Send + Sync + 'static {
         at: Option<Revision>,
     ) -> Result<Page, Error>;
 
-    /// Answers once the write is as durable as it asked to be, with its revision.
+    /// Returns the revision of the write once it is as durable as requested.
     async fn write(&self, write: Write) -> Result<Revision, Error>;
 
-    /// Tells `listener` of every change to keys under `prefix` after revision `after`, in order. Events of one revision
-    /// are told once. When only other keys change, [`Event::Progress`] tells how far the watch has got.
-    /// `Error::Compacted` when history no longer reaches back, `Error::Future` when `after` has yet to come.
+    /// Calls `listener` for every change to keys under `prefix` after revision `after`, in order.
+    /// All events of a revision are delivered in one batch. [`Event::Progress`] reports the
+    /// progress of the watch if only other keys change. Fails with `Error::Compacted` if the
+    /// history does not reach back to `after`, and with `Error::Future` if `after` is greater than
+    /// the current revision.
     async fn watch(&self, prefix: &str, after: Revision, listener: Listener) -> Result<Watch, Error>;
 
-    /// Forgets history before `revision`; current values stay.
+    /// Discards the history before `revision`. Current values are kept.
     async fn compact(&self, revision: Revision) -> Result<(), Error>;
 
-    /// Whether the key's value should be written again although it has not changed: it lies there as it
-    /// would no longer be written.
+    /// Whether the value of the key should be rewritten without a change, because it is not
+    /// encrypted with the current key. Counterpart upstream: the `stale` result of a value
+    /// transformer.
     fn is_stale(&self, _key: &str) -> bool {
         false
     }
 
-    /// Why the store refuses writes at present; `None` while it accepts them, as far as it knows.
+    /// The reason why the store rejects writes at present. `None` while the last known write
+    /// succeeded.
     fn write_failure(&self) -> Option<String> {
         None
     }
 }
 
-/// Hears of each batch of events once it is visible, and is quick about it: a commit may be waiting.
+/// Called with each batch of events once it is visible to readers. Must return quickly, because a
+/// commit may be waiting.
 pub type Listener = Box<dyn FnMut(Vec<Event>) + Send>;
 
-/// A running watch; whoever drops it wants to hear no more.
+/// A running watch. Dropping it cancels the watch.
 pub struct Watch {
     end: mpsc::Receiver<Infallible>,
 }
 
 impl Watch {
-    /// Waits until there is nothing more to hear: the store has closed, or cannot tell what has happened.
+    /// Waits until the watch ends: the store was closed, or the history that the watch needs was
+    /// compacted.
     pub async fn ended(&mut self) {
         self.end.recv().await;
     }
 }
 
-/// The store's side of a [`Watch`]; the watch ends when this is dropped.
+/// The sending side of a [`Watch`]. Dropping it ends the watch.
 struct WatchSender {
     listener: Listener,
     end: mpsc::Sender<Infallible>,
@@ -169,7 +183,7 @@ impl WatchSender {
         (WatchSender { listener, end: sender }, Watch { end })
     }
 
-    /// What there is to tell, which reaches up to `reached`.
+    /// Delivers a batch of events that is complete up to revision `progress`.
     fn send(&mut self, mut events: Vec<Event>, progress: Revision) {
         if events.last().is_none_or(|last| last.revision() < progress) {
             events.push(Event::Progress(progress));
@@ -181,7 +195,7 @@ impl WatchSender {
         !self.end.is_closed()
     }
 
-    /// Waits until nobody wants to hear any more.
+    /// Waits until the watch is canceled.
     fn closed(&self) -> impl Future<Output = ()> + use<> {
         let end = self.end.clone();
         async move { end.closed().await }

@@ -1,9 +1,9 @@
 //! The embedded engine: all data in memory, made durable by an append-only log with group commit.
 //!
-//! A directory holds numbered segments (`*.log`), at most one snapshot (`*.snap`) and a lock. At rest it
-//! takes at most twice the live data plus [`Config::snapshot_bytes`] and the zeros kept ahead of the log,
-//! and twice that while a snapshot is being written. Read [`recover`] for what is promised about damaged files, [`commit`]
-//! for how a write becomes durable.
+//! The directory contains numbered segments (`*.log`), at most one snapshot (`*.snap`) and a lock
+//! file. It takes at most twice the live data plus [`Config::snapshot_bytes`] and the preallocated
+//! zeros of the log, and twice that while a snapshot is written. See [`recover`] for the handling
+//! of corrupt files and [`commit`] for how a write becomes durable.
 
 mod batch;
 mod commit;
@@ -39,21 +39,22 @@ use crate::{Entry, Error, Listener, Page, Revision, Store, Watch, Write};
 
 #[derive(Clone)]
 pub struct Config {
-    /// History (for watches and reads at a revision) goes back this far, ...
+    /// The maximum age of the history (for watches and reads at a revision).
     pub history_age: Duration,
-    /// ... but to no more events than this, ...
+    /// The maximum number of events in the history.
     pub history_events: usize,
-    /// ... and to no more bytes of values that are no longer current.
+    /// The maximum size of values in the history that are not current.
     pub history_bytes: u64,
-    /// A snapshot is written when the log since the last is larger than the live data and than this.
+    /// A snapshot is written when the log since the last one is larger than this and than the live
+    /// data.
     pub snapshot_bytes: u64,
-    /// A lazy write is synced after this long at the latest.
+    /// The maximum delay before a lazy write is synced.
     pub lazy_delay: Duration,
-    /// Called by the thread that commits when it has nothing to do.
+    /// Called by the commit thread when it becomes idle.
     pub on_idle: fn(),
-    /// Unix seconds.
+    /// Returns Unix seconds.
     pub clock: Arc<dyn Fn() -> u64 + Send + Sync>,
-    /// For tests of failing disks.
+    /// Injects disk faults in tests.
     pub faults: FaultHook,
 }
 
@@ -73,10 +74,12 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Where history must end so that it is within the bounds on events and bytes; 0: it is.
+    /// The revision to compact the history to so that it meets the limits on events and bytes. 0 if
+    /// it does.
     fn history_compact_revision(&self, mvcc: &MvccStore) -> Revision {
         let len = mvcc.history_len();
-        // A tenth (or quarter) at a time: trimming one by one would cost every batch.
+        // Discards a tenth (or a quarter) at a time. Discarding single events would cost work in
+        // every batch.
         let over_events = if len > self.history_events { len - self.history_events * 9 / 10 } else { 0 };
         let over_bytes = if mvcc.old_bytes() > self.history_bytes { len.div_ceil(4) } else { 0 };
         let drop = over_events.max(over_bytes);
@@ -84,18 +87,18 @@ impl Config {
     }
 }
 
-/// Why a directory cannot be used.
+/// The reason why a directory cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("{path} is in use by another process")]
     Locked { path: PathBuf },
-    #[error("{path} is damaged at offset {offset}: {reason}; restore a backup")]
+    #[error("{path} is corrupt at offset {offset}: {reason}; restore a backup")]
     Corrupt { path: PathBuf, offset: u64, reason: String },
     #[error("{path} is missing; restore a backup")]
     Missing { path: PathBuf },
     #[error("{path} already holds a store")]
     NotEmpty { path: PathBuf },
-    #[error("cannot use {path}")]
+    #[error("cannot open store {path}")]
     Io { path: PathBuf, source: io::Error },
 }
 
@@ -108,18 +111,20 @@ pub struct LogStore {
     _lock: DirLock,
 }
 
-/// Holds the directory.
+/// The exclusive lock on the directory.
 struct DirLock(File);
 
 impl Drop for DirLock {
     fn drop(&mut self) {
-        // Closing the file is not enough: a process being started at this moment may have a copy of it.
+        // Closing the file is not enough: a process that is being forked may hold a copy of the
+        // descriptor.
         let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
     }
 }
 
 impl LogStore {
-    /// Creates the directory if need be; only one process can have it open.
+    /// Opens a store. Creates the directory if it is missing. Only one process can open a
+    /// directory.
     pub fn open(dir: &Path, config: Config) -> Result<LogStore, OpenError> {
         let io_error = |source| OpenError::Io { path: dir.to_owned(), source };
         let lock = lock_dir(dir)?;
@@ -136,27 +141,27 @@ impl LogStore {
         Ok(LogStore { mvcc, watchers, commit_handle, config, thread: Mutex::new(Some(thread)), _lock: lock })
     }
 
-    /// Answers what is queued, syncs it and ends all watches; reads still work, writes do not. Waits for the
-    /// disk. Dropping the store does the same.
+    /// Completes queued writes, syncs them and ends all watches. Reads still work afterwards,
+    /// writes fail. Blocks on the disk. Dropping the store does the same.
     pub fn close(&self) {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             let _ = self.commit_handle.send(Command::Close);
             if thread.join().is_err() {
-                tracing::error!("the store's commit thread had failed");
+                tracing::error!("commit thread panicked");
             }
         }
     }
 
-    /// Writes all data as of now to one file while writes go on; returns its revision. Blocks on the disk:
-    /// in async code, call it from a blocking thread.
+    /// Writes a consistent backup to one file while writes continue. Returns its revision. Blocks
+    /// on the disk; in async code, call it from a blocking thread.
     pub fn backup(&self, path: &Path) -> io::Result<Revision> {
         let pin = PinnedRevision::new(&self.mvcc);
         snapshot::write(&pin, path, 1, &self.config.faults, &AtomicBool::new(false))?;
         Ok(pin.revision)
     }
 
-    /// Looks at the clock again, for a test that has moved it.
+    /// Makes the commit thread read the clock again, after a test has moved it.
     pub fn wake(&self) {
         let _ = self.commit_handle.send(Command::Wake);
     }
@@ -203,7 +208,8 @@ impl Store for LogStore {
     }
 
     async fn write(&self, write: Write) -> Result<Revision, Error> {
-        // Where one thread serves everybody, it must not wait for the disk.
+        // An inline commit blocks on the disk, which is not allowed if this is the only worker of
+        // the runtime.
         let multi_threaded = Handle::try_current().is_ok_and(|runtime| runtime.metrics().num_workers() > 1);
         let write =
             match if multi_threaded { self.commit_handle.try_commit_inline(write) } else { Err(write) } {
@@ -226,8 +232,8 @@ impl Store for LogStore {
     }
 }
 
-/// Checks a backup from end to end and makes a store of it in `dir`, which must not hold one. Returns the
-/// revision it is at.
+/// Verifies a backup completely and creates a store from it in `dir`, which must not contain one.
+/// Returns the revision of the backup.
 pub fn restore(backup: &Path, dir: &Path) -> Result<Revision, OpenError> {
     let revision = recover::load_snapshot(backup, Some(1), |_| {})?;
     let _lock = lock_dir(dir)?;
@@ -246,14 +252,15 @@ pub fn restore(backup: &Path, dir: &Path) -> Result<Revision, OpenError> {
         io::copy(&mut File::open(backup)?, &mut copy)?;
         copy.sync_all()?;
         segment::rename(&temporary, &snapshot, &faults)?;
-        // Last: a snapshot alone does not open, a segment alone would look like an empty store.
+        // The segment comes last: a snapshot alone does not open, a segment alone would look like
+        // an empty store.
         Segment::create(dir, FileHeader::new(1, revision, 0, 0), &faults).map(drop)
     })();
     result.map_err(io_error)?;
     Ok(revision)
 }
 
-/// The directory, ours alone.
+/// Creates the directory, restricts it to its owner and locks it.
 fn lock_dir(dir: &Path) -> Result<DirLock, OpenError> {
     let io_error = |path: &Path| {
         let path = path.to_owned();

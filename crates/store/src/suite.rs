@@ -1,7 +1,7 @@
-//! What every engine must do: one suite, run against each.
+//! The tests that every engine must pass.
 //!
-//! Keys of each test start with a prefix of its own, so that the tests can share one etcd. Revisions
-//! are compared with each other, never with numbers, except in [`fresh`].
+//! Each test uses its own key prefix, so that they can share one etcd. Revisions are compared
+//! relative to each other, never with constants, except in [`empty_store`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use bytes::Bytes;
 use crate::{Entry, Error, Event, Expect, Revision, Store, Watch, Write};
 use tokio::sync::mpsc;
 
-/// Runs all of it on a store that nobody has written to yet.
+/// Runs all tests on an empty store.
 pub async fn run(store: Arc<dyn Store>) {
     empty_store(&*store).await;
     preconditions(&*store).await;
@@ -44,7 +44,7 @@ pub async fn update(store: &dyn Store, key: &str, value: &str, before: Revision)
     store.write(put(key, value, Expect::Revision(before))).await.unwrap()
 }
 
-/// What a watch was told and nobody has looked at yet.
+/// The events of a watch that have not been checked yet.
 pub struct EventStream {
     pub events: mpsc::UnboundedReceiver<Vec<Event>>,
     _watch: Watch,
@@ -56,7 +56,7 @@ pub async fn watch(store: &dyn Store, prefix: &str, after: Revision) -> Result<E
     Ok(EventStream { events, _watch: store.watch(prefix, after, Box::new(listener)).await? })
 }
 
-/// The next events, waiting at most 20 seconds; progress notices apart.
+/// The next batch with events, within 20 seconds. Progress notifications are skipped.
 pub async fn next_events(watch: &mut EventStream) -> Vec<Event> {
     loop {
         let events = next_batch(watch).await.expect("the watch ended");
@@ -69,10 +69,13 @@ pub async fn next_events(watch: &mut EventStream) -> Vec<Event> {
 }
 
 pub async fn next_batch(watch: &mut EventStream) -> Option<Vec<Event>> {
-    tokio::time::timeout(Duration::from_secs(20), watch.events.recv()).await.expect("nothing came in time")
+    tokio::time::timeout(Duration::from_secs(20), watch.events.recv())
+        .await
+        .expect("no event within 20 seconds")
 }
 
-/// Reads until the watch has reached `until`, be it by an event or by a notice.
+/// Collects events until the watch has reached revision `until`, by an event or a progress
+/// notification.
 pub async fn events_until(watch: &mut EventStream, until: Revision) -> Vec<Event> {
     let mut all = Vec::new();
     loop {
@@ -125,7 +128,7 @@ async fn preconditions(store: &dyn Store) {
     assert!(matches!(create_result, Err(Error::Exists { .. })), "{create_result:?}");
 
     let two = update(store, key, "2", one).await;
-    assert_eq!(two, base + 2, "a refused write takes no revision");
+    assert_eq!(two, base + 2, "a failed write uses no revision");
     for stale in [one, two + 100, 0] {
         for write in [put(key, "3", Expect::Revision(stale)), delete(key, stale)] {
             match store.write(write).await {
@@ -161,7 +164,7 @@ fn check_page(page: &crate::Page, keys: &[&str], remaining: usize) {
 }
 
 async fn lists(store: &dyn Store) {
-    // In neither the order of the bytes, nor all below the prefix.
+    // Neither in key order nor all under the prefix.
     for key in ["/list/b", "/list/a/1", "/list/a.", "/list/a/2", "/list", "/list/a", "/lisu", "/list/é"] {
         create(store, key, "").await;
     }
@@ -201,7 +204,7 @@ async fn lists_at_a_revision(store: &dyn Store) {
         let rendered: Vec<_> = page.entries.iter().map(|entry| render_entry(entry, base)).collect();
         assert_eq!((rendered.join(" ").as_str(), page.revision), (state, base + n));
     }
-    // Pages of one list do not see what came between.
+    // The pages of a list are not affected by later writes.
     let first = store.list("/at/", None, 1, Some(base + 3)).await.unwrap();
     check_page(&first, &["/at/a"], 1);
     let second = store.list("/at/", Some("/at/a\0"), 1, Some(base + 3)).await.unwrap();
@@ -240,7 +243,7 @@ async fn watch_progress(store: &dyn Store) {
     let one = create(store, "/progress/a", "1").await;
     let mut revision = create(store, "/elsewhere", "").await;
     assert_eq!(render_events(&events_until(&mut watch, revision).await, base), "+/progress/a=1@1");
-    // Many at once may be told of together, but the last is told of.
+    // Progress may be coalesced, but the last revision is reported.
     for n in 0..300 {
         revision = update(store, "/elsewhere", &n.to_string(), revision).await;
     }
@@ -284,7 +287,7 @@ async fn ttl(store: &dyn Store) {
     let b = store.write(Write { ttl: short, ..put("/ttl/b", "1", Expect::Absent) }).await.unwrap();
     let hour = Some(Duration::from_secs(3600));
     store.write(Write { ttl: hour, ..put("/ttl/c", "", Expect::Absent) }).await.unwrap();
-    // Written again without a lifetime: it stays.
+    // Rewritten without a TTL: the key stays.
     update(store, "/ttl/b", "2", b).await;
     assert_eq!(
         render_events(&events_until(&mut watch, base + 4).await, base),
@@ -296,7 +299,8 @@ async fn ttl(store: &dyn Store) {
     check_page(&store.list("/ttl/", None, 0, Some(a)).await.unwrap(), &["/ttl/a"], 0);
 }
 
-/// Each writer counts up every key by compare-and-swap; no count may get lost, and a watcher sees them all.
+/// Each writer increments every key by compare-and-swap. No increment may be lost, and a watcher
+/// sees all of them.
 async fn concurrent_writes(store: Arc<dyn Store>) {
     const WRITER_COUNT: usize = 16;
     const KEYS: usize = 4;
@@ -334,7 +338,7 @@ async fn concurrent_writes(store: Arc<dyn Store>) {
     assert_eq!(page.entries, counts.into_values().collect::<Vec<_>>());
 }
 
-/// Watchers that begin anywhere, look at different keys and dawdle differently see just what was written.
+/// Watchers with different start revisions, prefixes and speeds see exactly what was written.
 async fn watchers_at_different_rates(store: Arc<dyn Store>) {
     const WRITES: u64 = 400;
     let base = store.revision().await.unwrap();
@@ -351,7 +355,7 @@ async fn watchers_at_different_rates(store: Arc<dyn Store>) {
         written.push((revision, key, n.to_string()));
         if n % 20 == 0 {
             let prefix = ["/pace/", "/pace/a/", "/pace/a/2", "/pacer", "/nothing/"][(n / 20 % 5) as usize];
-            // Now and then from the past.
+            // Some watches start in the past.
             let after = if n % 40 == 0 { revision } else { base + n / 2 };
             let mut watch = watch(&*store, prefix, after).await.unwrap();
             watchers.spawn(async move {

@@ -1,4 +1,4 @@
-//! AES-GCM with keys from a file.
+//! AES-GCM with local keys. Counterpart upstream: `storage/value/encrypt/aes`.
 
 use bytes::Bytes;
 use ring::aead::{AES_128_GCM, AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
@@ -7,13 +7,13 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 const KEY_SIZES: &str = "[16 32]";
 const PREFIX: &str = "k8s:enc:aesgcm:v1:";
 
-/// Keys by name: the first one seals, all of them open.
+/// Named keys. The first one encrypts, all of them decrypt.
 pub struct AesGcm {
     keys: Vec<(String, LessSafeKey)>,
     random: SystemRandom,
 }
 
-/// Why keys cannot be used. Never tells a secret.
+/// The reason why keys are invalid. Contains no secrets.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     #[error("at least one keys is required")]
@@ -23,7 +23,7 @@ pub enum KeyError {
 }
 
 impl AesGcm {
-    /// Pairs of a name and a secret of 16 or 32 bytes.
+    /// `keys` are pairs of a name and a secret of 16 or 32 bytes.
     pub fn new(keys: &[(String, Vec<u8>)]) -> Result<AesGcm, KeyError> {
         let keys = keys.iter().map(|(name, secret)| {
             let algorithm = match secret.len() {
@@ -39,7 +39,7 @@ impl AesGcm {
         if keys.is_empty() { Err(KeyError::NoKeys) } else { Ok(AesGcm { keys, random: SystemRandom::new() }) }
     }
 
-    /// `None` where there is no randomness.
+    /// `None` if the system provides no random bytes.
     pub fn encrypt(&self, aad: &str, plain: &[u8]) -> Option<Bytes> {
         let (name, key) = self.keys.first()?;
         let prefix = format!("{PREFIX}{name}:");
@@ -49,7 +49,8 @@ impl AesGcm {
         Some(out.into())
     }
 
-    /// The plain value and whether the first key had sealed it. An error without a word: it is not ours.
+    /// Returns the plain value, and whether it was encrypted with the first key. `Err(None)` if the
+    /// value has another prefix.
     pub fn decrypt(&self, aad: &str, encrypted: &[u8]) -> Result<(Bytes, bool), Option<&'static str>> {
         let rest = encrypted.strip_prefix(PREFIX.as_bytes()).ok_or(None)?;
         let mut message = "no matching key was found for the provided AES transformer";
@@ -58,7 +59,7 @@ impl AesGcm {
             let Some(body) = body_with_key else { continue };
             match decrypt(key, aad.as_bytes(), body) {
                 Some(plain) => return Ok((plain, i == 0)),
-                // Another key may have the same name.
+                // Several keys may have the same name.
                 None => message = "cipher: message authentication failed",
             }
         }
@@ -66,7 +67,7 @@ impl AesGcm {
     }
 }
 
-/// Appends a nonce and the sealed text.
+/// Appends a random nonce, the ciphertext and the tag.
 pub fn encrypt_into(
     key: &LessSafeKey,
     random: &SystemRandom,
@@ -85,7 +86,7 @@ pub fn encrypt_into(
     Some(())
 }
 
-/// What a nonce and a sealed text hold, if they are of this key and place.
+/// Decrypts a nonce and a ciphertext. `None` if the key or the authenticated data does not match.
 pub fn decrypt(key: &LessSafeKey, aad: &[u8], body: &[u8]) -> Option<Bytes> {
     let (nonce, text) = body.split_at_checked(NONCE_LEN)?;
     let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;

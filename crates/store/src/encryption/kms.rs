@@ -1,8 +1,11 @@
-//! Keys that a key management service holds (KMS v2), asked over its gRPC socket.
+//! Envelope encryption with a key management service (KMS v2), over its gRPC socket.
 //!
-//! The service never sees values. This server makes up a seed, has the service encrypt it, and derives from
-//! it a key of its own for every value; what the service made of the seed is kept beside each value. So a
-//! write asks the service about once a minute (whether its key has changed), and a read once for each seed.
+//! The service never sees values. This server generates a seed, lets the service encrypt it, and
+//! derives a key for every value from it. The encrypted seed is stored with each value. A write
+//! calls the service about once a minute (to check whether its key has changed), a read once per
+//! seed.
+//!
+//! Counterpart upstream: `storage/value/encrypt/envelope/kmsv2`.
 
 mod messages;
 #[cfg(test)]
@@ -30,38 +33,38 @@ use messages::{
 };
 
 const PREFIX: &str = "k8s:enc:kms:v2:";
-/// How often the service is asked for its state, while there is something to write.
+/// The interval of status calls while there are writes.
 const STATUS_INTERVAL: Duration = Duration::from_secs(60);
-/// How long a seed is good for without the service being heard of.
+/// How long a seed may be used since the last successful status call.
 const MAX_STATUS_AGE: Duration = Duration::from_secs(3 * 60);
 const SEED_BYTES: usize = 32;
 const INFO_BYTES: usize = 32;
-/// The value's key is derived from a seed; 0 would mean that the seed is the key.
+/// The key of the value is derived from a seed. 0 means that the decrypted data is the key itself.
 const SOURCE_TYPE_SEED: i32 = 1;
 const MAX_KEY_ID_BYTES: usize = 1 << 10;
 const MAX_ENCRYPTED_SEED_BYTES: usize = 1 << 10;
 const MAX_ANNOTATIONS_BYTES: usize = 32 << 10;
-/// What gRPC allows unless told otherwise.
+/// The default message limit of gRPC.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;
-/// Seeds kept in memory.
+/// The number of cached seeds and keys.
 const MAX_CACHED_DATA_KEYS: usize = 10_000;
 
-/// A key management service.
+/// A provider that uses a key management service.
 pub struct Kms {
     name: String,
     channel: Channel,
     random: SystemRandom,
     state: Mutex<Option<EnvelopeState>>,
-    /// The id of the service's key, as last heard.
+    /// The ID of the service's current key, from its last status.
     key_id: RwLock<Option<String>>,
     data_keys: RwLock<HashMap<[u8; 32], Arc<DataKey>>>,
 }
 
-/// What values are sealed with now.
+/// The state for encryption.
 #[derive(Clone)]
 struct EnvelopeState {
     seed: Arc<DataKey>,
-    /// The seed as the service has encrypted it, and what else it wants back.
+    /// The encrypted seed with the key ID and annotations that the service needs for decryption.
     encrypted_seed: EncryptResponse,
     last_status: Instant,
     last_check: Instant,
@@ -72,7 +75,7 @@ enum DataKey {
     Key(Box<LessSafeKey>),
 }
 
-/// Why the service is of no use. Tells nothing secret.
+/// An error of the service. Contains no secrets.
 #[derive(Debug, thiserror::Error)]
 pub enum KmsError {
     #[error("{0:?} is not the URL of a unix socket")]
@@ -82,7 +85,7 @@ pub enum KmsError {
 }
 
 impl Kms {
-    /// `endpoint` is `unix:///path`. Connects when it is first needed.
+    /// `endpoint` is `unix:///path`. The connection is established on first use.
     pub fn new(name: &str, endpoint: &str, timeout: Duration) -> Result<Kms, KmsError> {
         let invalid_endpoint = || KmsError::Endpoint(endpoint.to_owned());
         if !endpoint.starts_with("unix:///") {
@@ -102,10 +105,12 @@ impl Kms {
 
     pub async fn encrypt(&self, aad: &str, plain: &[u8]) -> Result<Bytes, KmsError> {
         let state = self.current_state().await?;
-        let random_error = || self.service_error("no randomness");
+        let random_error = || self.service_error("no random bytes available");
         let mut data = vec![0; INFO_BYTES];
         self.random.fill(&mut data).map_err(|_| random_error())?;
-        let DataKey::Seed(seed) = &*state.seed else { return Err(self.service_error("its seed is none")) };
+        let DataKey::Seed(seed) = &*state.seed else {
+            return Err(self.service_error("current data key is not a seed"));
+        };
         let key = derive_key(seed, &data).ok_or_else(random_error)?;
         aes::encrypt_into(&key, &self.random, aad.as_bytes(), plain, &mut data).ok_or_else(random_error)?;
         let EncryptResponse { ciphertext, key_id, annotations } = state.encrypted_seed;
@@ -116,15 +121,16 @@ impl Kms {
         Ok(out.into())
     }
 
-    /// The plain value and whether it is sealed with the service's key of today. `None`: it is not ours.
+    /// Returns the plain value, and whether it was encrypted with the current key of the service.
+    /// `None` if the value has another prefix.
     pub async fn decrypt(&self, aad: &str, encrypted: &[u8]) -> Option<Result<(Bytes, bool), KmsError>> {
         let rest = encrypted.strip_prefix(PREFIX.as_bytes())?.strip_prefix(self.name.as_bytes())?;
         Some(self.decrypt_object(aad, rest.strip_prefix(b":")?).await)
     }
 
     async fn decrypt_object(&self, aad: &str, bytes: &[u8]) -> Result<(Bytes, bool), KmsError> {
-        let object =
-            EncryptedObject::decode(bytes).map_err(|_| self.service_error("the value is damaged"))?;
+        let object = EncryptedObject::decode(bytes)
+            .map_err(|_| self.service_error("cannot decode the stored value"))?;
         let data_key = self.data_key(&object).await?;
         let plain = match &*data_key {
             DataKey::Key(key) => aes::decrypt(key, aad.as_bytes(), &object.data),
@@ -161,10 +167,10 @@ impl Kms {
             0 => {
                 let key = UnboundKey::new(&AES_256_GCM, &response.plaintext);
                 DataKey::Key(Box::new(LessSafeKey::new(
-                    key.map_err(|_| self.service_error("its key has a wrong length"))?,
+                    key.map_err(|_| self.service_error("decrypted key has an invalid length"))?,
                 )))
             }
-            _ => return Err(self.service_error("what it decrypted is no seed")),
+            _ => return Err(self.service_error("decrypted seed is too short or has an unknown type")),
         };
         Ok(self.cache_data_key(id, data_key))
     }
@@ -179,7 +185,8 @@ impl Kms {
         data_key
     }
 
-    /// The state to seal with, made anew when the service has another key than before.
+    /// The state for encryption. Generates a new seed if the key of the service has changed. If the
+    /// service fails, the old seed is used for up to [`MAX_STATUS_AGE`].
     async fn current_state(&self) -> Result<EnvelopeState, KmsError> {
         let mut state = self.state.lock().await;
         if let Some(state) = state.as_ref().filter(|state| state.last_check.elapsed() < STATUS_INTERVAL) {
@@ -191,7 +198,7 @@ impl Kms {
                 Ok(old.insert(new).clone())
             }
             (Err(error), Some(old)) if old.last_status.elapsed() < MAX_STATUS_AGE => {
-                tracing::warn!(%error, "going on with the old key");
+                tracing::warn!(%error, "KMS status check failed, using the current data key");
                 old.last_check = Instant::now();
                 Ok(old.clone())
             }
@@ -208,14 +215,14 @@ impl Kms {
             return Err(self.service_error(&format!("expected KMSv2 API version v2, got {}", status.version)));
         }
         if status.key_id.is_empty() || status.key_id.len() > MAX_KEY_ID_BYTES {
-            return Err(self.service_error("its key has no good id"));
+            return Err(self.service_error("key_id in status is empty or too long"));
         }
         let now = Instant::now();
         if let Some(old) = old.filter(|old| old.encrypted_seed.key_id == status.key_id) {
             return Ok(EnvelopeState { last_status: now, last_check: now, ..old.clone() });
         }
         let mut plaintext = vec![0; SEED_BYTES];
-        self.random.fill(&mut plaintext).map_err(|_| self.service_error("no randomness"))?;
+        self.random.fill(&mut plaintext).map_err(|_| self.service_error("no random bytes available"))?;
         let request = EncryptRequest { plaintext: plaintext.clone(), uid: uid() };
         let encrypted_seed: EncryptResponse = self.call("/v2.KeyManagementService/Encrypt", request).await?;
         let size: usize = encrypted_seed.annotations.iter().map(|(key, value)| key.len() + value.len()).sum();
@@ -225,7 +232,7 @@ impl Kms {
             || encrypted_seed.ciphertext.len() > MAX_ENCRYPTED_SEED_BYTES
             || size > MAX_ANNOTATIONS_BYTES
         {
-            return Err(self.service_error("what it made of the seed is too long, or nothing"));
+            return Err(self.service_error("encrypt response is empty or too long"));
         }
         let id = EncryptedObject::from_response(&encrypted_seed, SOURCE_TYPE_SEED).seed_id();
         let seed = self.cache_data_key(id, seed_key(&plaintext));
@@ -251,7 +258,7 @@ fn seed_key(bytes: &[u8]) -> DataKey {
     DataKey::Seed(hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, bytes))
 }
 
-/// The key of one value.
+/// Derives the key of one value.
 fn derive_key(seed: &hkdf::Prk, info: &[u8]) -> Option<LessSafeKey> {
     let info = [info];
     let key_bytes = seed.expand(&info, &AES_256_GCM).ok()?;
@@ -268,7 +275,7 @@ impl EncryptedObject {
         EncryptedObject { data: Vec::new(), key_id, source: ciphertext, annotations, source_type }
     }
 
-    /// Which seed it is of: everything but the value.
+    /// Identifies the seed of a value: a hash of everything except the data.
     fn seed_id(&self) -> [u8; 32] {
         let without_data = EncryptedObject { data: Vec::new(), ..self.clone() };
         let digest = digest::digest(&digest::SHA256, &without_data.encode_to_vec());

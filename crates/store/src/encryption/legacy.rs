@@ -1,5 +1,5 @@
-//! AES in CBC mode and XSalsa20 with Poly1305, with keys from a file: what clusters come from that were
-//! encrypted before there was better. Neither binds a value to its place.
+//! AES-CBC and secretbox (XSalsa20-Poly1305) with local keys, for clusters that already use these
+//! providers. Neither authenticates the key of the value in the store.
 
 use aes::cipher::{BlockDecrypt, BlockEncrypt, KeyInit};
 use aes::{Aes128, Aes192, Aes256, Block};
@@ -14,14 +14,13 @@ const BLOCK_BYTES: usize = 16;
 const NONCE_BYTES: usize = 24;
 const TAG_BYTES: usize = 16;
 
-/// Keys by name: the first one seals, all of them open.
+/// Named keys. The first one encrypts, all of them decrypt.
 pub struct LegacyCipher {
     algorithm: LegacyAlgorithm,
     keys: Vec<(String, Key)>,
     random: SystemRandom,
 }
 
-/// Which of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LegacyAlgorithm {
     AesCbc,
@@ -67,7 +66,7 @@ impl LegacyAlgorithm {
 }
 
 impl LegacyCipher {
-    /// Pairs of a name and a secret.
+    /// `keys` are pairs of a name and a secret.
     pub fn new(algorithm: LegacyAlgorithm, keys: &[(String, Vec<u8>)]) -> Result<LegacyCipher, KeyError> {
         let keys = keys.iter().map(|(name, secret)| Ok((name.clone(), algorithm.key(secret)?)));
         let keys = keys.collect::<Result<Vec<_>, _>>()?;
@@ -77,7 +76,7 @@ impl LegacyCipher {
         }
     }
 
-    /// `None` where there is no randomness.
+    /// `None` if the system provides no random bytes.
     pub fn encrypt(&self, plain: &[u8]) -> Option<Bytes> {
         let (name, key) = self.keys.first()?;
         let mut out = format!("{}{name}:", self.algorithm.prefix()).into_bytes();
@@ -95,7 +94,7 @@ impl LegacyCipher {
                 let mut last = [0; BLOCK_BYTES];
                 self.random.fill(&mut last).ok()?;
                 out.extend_from_slice(&last);
-                // Always padded, by as many bytes as each of them says.
+                // PKCS#7: always 1 to 16 bytes, each with the number of padding bytes.
                 let padding = BLOCK_BYTES - plain.len() % BLOCK_BYTES;
                 let padded = plain.iter().copied().chain(std::iter::repeat_n(padding as u8, padding));
                 let padded: Vec<u8> = padded.collect();
@@ -111,7 +110,8 @@ impl LegacyCipher {
         Some(out.into())
     }
 
-    /// The plain value and whether the first key had sealed it. An error without a word: it is not ours.
+    /// Returns the plain value, and whether it was encrypted with the first key. `Err(None)` if the
+    /// value has another prefix.
     pub fn decrypt(&self, encrypted: &[u8]) -> Result<(Bytes, bool), Option<&'static str>> {
         let rest = encrypted.strip_prefix(self.algorithm.prefix().as_bytes()).ok_or(None)?;
         let mut message = "no matching key was found for the provided transformer";
@@ -120,7 +120,7 @@ impl LegacyCipher {
             let Some(body) = body_with_key else { continue };
             match key.decrypt(body) {
                 Ok(plain) => return Ok((plain.into(), i == 0)),
-                // Another key may have the same name.
+                // Several keys may have the same name.
                 Err(reason) => message = reason,
             }
         }
@@ -207,7 +207,7 @@ mod tests {
                 let mut broken = encrypted.to_vec();
                 let at = at % broken.len();
                 broken[at] ^= 1;
-                // Nothing panics; what is authenticated is not taken either.
+                // Corrupt input never panics, and an authenticated cipher rejects it.
                 let result = cipher.decrypt(&broken);
                 prop_assert!(algorithm == LegacyAlgorithm::AesCbc || result.is_err());
                 let _ = cipher.decrypt(&broken[..at]);
@@ -215,7 +215,8 @@ mod tests {
         }
     }
 
-    /// The examples everybody checks with: NIST SP 800-38A, F.2.1, with a block of padding added, and NaCl's own.
+    /// Published test vectors: NIST SP 800-38A, F.2.1, with a block of padding added, and those of
+    /// NaCl.
     #[test]
     fn decrypt_matches_reference_vectors() {
         #[track_caller]

@@ -11,7 +11,7 @@ fn aes_gcm(names: &[&str]) -> AesGcm {
         .unwrap()
 }
 
-/// `/registry/<plural>/…` and `/registry/<group with a dot>/<plural>/…`.
+/// Keys are `/registry/<plural>/…` and `/registry/<group with a dot>/<plural>/…`.
 fn group_resource(key: &str) -> Option<(&str, &str)> {
     let rest = key.strip_prefix("/registry/")?;
     let (first, after) = rest.split_once('/')?;
@@ -70,7 +70,7 @@ async fn writes_encrypted_and_reads_plain_values() {
     let conflict = store.write(put(KEY, "new", Expect::Revision(revision + 7))).await.unwrap_err();
     let Error::Conflict { current: Some(current), .. } = conflict else { panic!("{conflict}") };
     assert_eq!(current.value, "hush hush");
-    // On disk too.
+    // The plain text is not on disk either.
     drop((store, inner, watch));
     for file in std::fs::read_dir(dir.path()).unwrap() {
         let bytes = std::fs::read(file.unwrap().path()).unwrap_or_default();
@@ -108,7 +108,7 @@ async fn rotates_keys_when_new_key_is_first() {
     assert_eq!(store.get(KEY).await.unwrap().unwrap().value, "old");
     assert_eq!(store.get("/registry/secrets/default/plain").await.unwrap().unwrap().value, "from before");
 
-    // Away from encryption: identity writes, keys still read.
+    // Disabling encryption: identity writes, the keys are still used for reads.
     let providers = vec![Provider::Identity, Provider::AesGcm(aes_gcm(&["k2"]))];
     let store = EncryptionStore::new(inner.clone(), new_rules(vec![("", "secrets", providers)]));
     let entry = store.get(KEY).await.unwrap().unwrap();
@@ -126,7 +126,7 @@ async fn missing_key_error_contains_no_secret() {
     let check = async |rules: EncryptionRules, expected: &str| {
         let store = EncryptionStore::new(inner.clone(), rules);
         let error = store.list("/registry/", None, 0, None).await.unwrap_err().to_string();
-        assert_eq!(error, format!("cannot read the sealed value of {KEY}: {expected}"));
+        assert_eq!(error, format!("cannot decrypt the value of {KEY}: {expected}"));
     };
     let no_provider = "the provided value does not match any of the supported transformers";
     check(new_rules(vec![]), no_provider).await;
@@ -136,7 +136,7 @@ async fn missing_key_error_contains_no_secret() {
     let wrong_key = new_rules(vec![("", "secrets", vec![Provider::AesGcm(wrong_key)])]);
     check(wrong_key, "cipher: message authentication failed").await;
 
-    // A value copied to another place is not one of that place.
+    // A value copied to another key cannot be decrypted.
     let value = inner.get(KEY).await.unwrap().unwrap().value;
     let other = "/registry/secrets/default/mine";
     let copy =
@@ -210,7 +210,7 @@ async fn reload_changes_rules_at_runtime() {
     let revision = store.write(put(KEY, "hush", Expect::Absent)).await.unwrap();
     store.get(KEY).await.unwrap();
     assert!(!store.is_stale(KEY));
-    // A new key seals, the old one still opens what it has sealed, which is then to be sealed anew.
+    // A new key encrypts. The old one still decrypts its values, which are stale.
     store.reload(secret_rules(&["k2", "k1"], true)).await.unwrap();
     assert!(store.is_stale(KEY));
     assert_eq!(store.get(KEY).await.unwrap().unwrap().value, "hush");
@@ -218,7 +218,7 @@ async fn reload_changes_rules_at_runtime() {
     assert!(inner.get(KEY).await.unwrap().unwrap().value.starts_with(b"k8s:enc:aesgcm:v1:k2:"));
     store.get(KEY).await.unwrap();
     assert!(!store.is_stale(KEY));
-    // Rules that cannot open what is there are told about.
+    // Rules that cannot decrypt existing values return an error.
     let error = store.reload(secret_rules(&["k3"], true)).await.unwrap_err();
     assert!(error.to_string().contains(KEY) && !error.to_string().contains("hush"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! What we ask of etcd, over one connection to each of its members.
+//! The etcd client, with one connection to each endpoint.
 
 use std::time::Duration;
 
@@ -14,22 +14,23 @@ use super::messages::{
 use super::{Options, Tls};
 use crate::{Error, grpc};
 
-/// A read of many large values may be long; the sender bounds it, not the wire.
+/// A range response with many large values may be long. The number of keys per request is the
+/// limit, not the message size.
 const MAX_MESSAGE_BYTES: usize = 1 << 30;
-/// A connection over which nothing comes is tried this often, and given up when there is no answer for so long.
+/// The interval of HTTP/2 keepalive pings, and the timeout for their response.
 const KEEP_ALIVE: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(5));
 
 #[derive(Clone)]
 pub struct Client(Channel);
 
 impl Client {
-    /// Connects when it is first needed, and again when a connection was lost. An address without a scheme is one of
-    /// `https` if there is something to encrypt with.
+    /// Connects on first use, and again after a connection is lost. An endpoint without a scheme
+    /// uses `https` if TLS is configured.
     pub fn new(endpoints: &[impl AsRef<str>], options: &Options) -> Result<Client, Error> {
         let endpoints = endpoints.iter().map(|url| endpoint(url.as_ref(), options));
         let endpoints: Vec<Endpoint> = endpoints.collect::<Result<_, _>>()?;
         if endpoints.is_empty() {
-            return Err(Error::Unavailable { reason: "etcd: no endpoints are given".into() });
+            return Err(Error::Unavailable { reason: "etcd: no endpoints configured".into() });
         }
         Ok(Client(Channel::balance_list(endpoints.into_iter())))
     }
@@ -46,7 +47,7 @@ impl Client {
         self.call("/etcdserverpb.KV/Compact", CompactionRequest { revision }).await
     }
 
-    /// The lease's id; `ttl` is in seconds.
+    /// Returns the lease ID. `ttl` is in seconds.
     pub async fn grant(&self, ttl: i64) -> Result<i64, Status> {
         let response: LeaseGrantResponse =
             self.call("/etcdserverpb.Lease/LeaseGrant", LeaseGrantRequest { ttl }).await?;
@@ -54,7 +55,7 @@ impl Client {
     }
 
     pub async fn watch(&self, create: WatchCreateRequest) -> Result<Streaming<WatchResponse>, Status> {
-        // Our side stays open, for etcd ends a watch with it.
+        // The request stream stays open, because etcd cancels the watch when it ends.
         let request = WatchRequest { create: Some(create) };
         let requests = stream::once(std::future::ready(request)).chain(stream::pending());
         grpc::streaming(&self.0, "/etcdserverpb.Watch/Watch", with_leader(requests), MAX_MESSAGE_BYTES).await
@@ -69,7 +70,7 @@ impl Client {
     }
 }
 
-/// Only members that have a leader may answer: others have been cut off from the rest.
+/// Only members with a leader may respond. A member without one is partitioned from the cluster.
 fn with_leader<Q>(message: Q) -> Request<Q> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
@@ -77,15 +78,16 @@ fn with_leader<Q>(message: Q) -> Request<Q> {
 }
 
 fn endpoint(url: &str, options: &Options) -> Result<Endpoint, Error> {
-    let invalid =
-        |reason: String| Error::Unavailable { reason: format!("etcd: {url:?} is no endpoint: {reason}") };
+    let invalid = |reason: String| Error::Unavailable {
+        reason: format!("etcd: {url:?} is not a valid endpoint: {reason}"),
+    };
     let is_encrypted = match url.split_once("://") {
         Some(("http", _)) if options.tls.is_some() => {
-            return Err(invalid("a certificate's authority is given, so it must begin with https://".into()));
+            return Err(invalid("a CA is configured, so it must start with https://".into()));
         }
         Some(("http", _)) => false,
         Some(("https", _)) => true,
-        Some(_) => return Err(invalid("it must begin with http:// or https://".into())),
+        Some(_) => return Err(invalid("must start with http:// or https://".into())),
         None => options.tls.is_some(),
     };
     let scheme = if is_encrypted { "https://" } else { "http://" };
@@ -98,7 +100,7 @@ fn endpoint(url: &str, options: &Options) -> Result<Endpoint, Error> {
         .keep_alive_while_idle(true);
     match &options.tls {
         Some(tls) => endpoint.tls_config(client_tls_config(tls)).map_err(|error| invalid(error.to_string())),
-        None if is_encrypted => Err(invalid("the authority of its certificate is not given".into())),
+        None if is_encrypted => Err(invalid("https requires a CA certificate".into())),
         None => Ok(endpoint),
     }
 }
@@ -129,10 +131,14 @@ mod tests {
         check("127.0.0.1:2379", false, "http://127.0.0.1:2379/");
         check("https://127.0.0.1:2379", true, "https://127.0.0.1:2379/");
         check("127.0.0.1:2379", true, "https://127.0.0.1:2379/");
-        check("https://127.0.0.1:2379", false, "the authority of its certificate is not given");
-        check("http://127.0.0.1:2379", true, "so it must begin with https://");
-        check("ftp://127.0.0.1:2379", false, "it must begin with http:// or https://");
-        check("http://127.0.0.1:2379:1", false, "\"http://127.0.0.1:2379:1\" is no endpoint: invalid");
-        check("", false, "\"\" is no endpoint");
+        check("https://127.0.0.1:2379", false, "https requires a CA certificate");
+        check("http://127.0.0.1:2379", true, "so it must start with https://");
+        check("ftp://127.0.0.1:2379", false, "must start with http:// or https://");
+        check(
+            "http://127.0.0.1:2379:1",
+            false,
+            "\"http://127.0.0.1:2379:1\" is not a valid endpoint: invalid",
+        );
+        check("", false, "\"\" is not a valid endpoint");
     }
 }

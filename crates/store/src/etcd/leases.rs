@@ -1,4 +1,5 @@
-//! One lease for many keys of about the same lifetime: etcd takes a lease for each badly.
+//! Shares a lease between keys with about the same TTL, because etcd handles one lease per key
+//! poorly. Counterpart upstream: `storage/etcd3/lease_manager.go`.
 
 use std::time::{Duration, Instant};
 
@@ -7,10 +8,10 @@ use tonic::Status;
 
 use super::client::Client;
 
-/// A key may live longer than asked by a twentieth of its time, at most this many seconds.
+/// A key may live longer than requested by 1/20 of its TTL, at most this many seconds.
 const MAX_LEASE_REUSE_SECONDS: u64 = 60;
 const LEASE_REUSE_TTL_FRACTION: u64 = 20;
-/// etcd deletes all keys of a lease in one go, so there should not be too many.
+/// etcd deletes all keys of a lease in one transaction, so their number is limited.
 const MAX_KEYS_PER_LEASE: u32 = 1000;
 
 pub struct LeaseManager {
@@ -30,8 +31,8 @@ impl LeaseManager {
         LeaseManager { client, shared: Mutex::new(None) }
     }
 
-    /// A lease that lasts at least this long from now. Most keys with a lifetime have the same one, so only
-    /// the last lease is kept for sharing.
+    /// Returns a lease with at least this TTL. Most keys with a TTL have the same one, so only the
+    /// last lease is reused.
     pub async fn get(&self, ttl: Duration) -> Result<i64, Status> {
         let ttl = ttl.as_secs().saturating_add(u64::from(ttl.subsec_nanos() > 0)).max(1);
         let mut shared = self.shared.lock().await;

@@ -1,4 +1,4 @@
-//! The messages of etcd's services that we use, with the fields that we use. Of a `oneof` one field is set.
+//! The subset of etcd's messages and fields that this engine uses. In a `oneof`, one field is set.
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Header {
@@ -22,7 +22,7 @@ pub struct KeyValue {
 pub struct RangeRequest {
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
-    /// Without one the request is for the key alone.
+    /// Empty: only the given key.
     #[prost(bytes = "vec", tag = "2")]
     pub range_end: Vec<u8>,
     #[prost(int64, tag = "3")]
@@ -51,7 +51,7 @@ pub struct PutRequest {
     pub key: Vec<u8>,
     #[prost(bytes = "bytes", tag = "2")]
     pub value: bytes::Bytes,
-    /// 0 is none.
+    /// 0: no lease.
     #[prost(int64, tag = "3")]
     pub lease: i64,
 }
@@ -79,7 +79,7 @@ pub struct ResponseOp {
     pub range: Option<RangeResponse>,
 }
 
-/// That two things are equal, unless it says otherwise.
+/// The default operation is "equal".
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Compare {
     #[prost(int32, tag = "2")]
@@ -91,7 +91,7 @@ pub struct Compare {
 }
 
 impl Compare {
-    /// As `target`: compares `mod_revision`, which is 0 for a key that does not exist.
+    /// The `target` for a comparison of `mod_revision`, which is 0 for a key that does not exist.
     pub const MOD: i32 = 2;
 }
 
@@ -180,6 +180,6 @@ pub struct Event {
 }
 
 impl Event {
-    /// As `type`; 0 is a put.
+    /// The `type` of a delete. 0 is a put.
     pub const DELETE: i32 = 1;
 }

@@ -1,4 +1,4 @@
-//! The shared suite on a real etcd, started for the test on ports of its own.
+//! Runs the shared suite on a real etcd, which is started for the test on its own ports.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -14,7 +14,7 @@ struct EtcdProcess {
 }
 
 impl EtcdProcess {
-    /// `None` (and a word) where etcd is deliberately left out.
+    /// `None` if tests with etcd are disabled.
     fn start(dir: &Path, port: u16) -> Option<EtcdProcess> {
         if std::env::var_os("SKIFF_TEST_NO_ETCD").is_some() {
             eprintln!("skipped: SKIFF_TEST_NO_ETCD is set");
@@ -24,7 +24,7 @@ impl EtcdProcess {
         let process = Command::new("etcd")
             .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
             .args(["--listen-peer-urls", "http://127.0.0.1:0", "--log-level", "error"])
-            // Short, since the least lifetime of a lease follows from it.
+            // Short intervals, because the minimum lease TTL is derived from them.
             .args(["--heartbeat-interval", "10", "--election-timeout", "100", "--data-dir"])
             .arg(dir)
             .stdout(Stdio::null())

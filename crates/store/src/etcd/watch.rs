@@ -1,4 +1,4 @@
-//! A watch that outlives its connection.
+//! A watch that reconnects after errors.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub fn start(client: Client, prefix: &str, after: Revision, listener: Listener) 
     watch
 }
 
-/// Ends when history is gone.
+/// Runs until the history is compacted.
 async fn run(client: Client, prefix: String, mut seen: Revision, mut sender: WatchSender) {
     let mut backoff = INITIAL_BACKOFF;
     loop {
@@ -33,7 +33,7 @@ async fn run(client: Client, prefix: String, mut seen: Revision, mut sender: Wat
         match run_once(&client, &prefix, &mut seen, &mut sender).await {
             WatchEnd::Compacted => return,
             WatchEnd::Failed(reason) => {
-                tracing::warn!(%reason, revision = seen, "the watch on etcd broke, trying again");
+                tracing::warn!(%reason, revision = seen, "etcd watch failed, reconnecting");
             }
         }
         if seen > before {
@@ -50,8 +50,8 @@ enum WatchEnd {
 }
 
 async fn run_once(client: &Client, prefix: &str, seen: &mut Revision, sender: &mut WatchSender) -> WatchEnd {
-    // A response holds whole revisions since it may not be cut in fragments; so going on after the last one
-    // leaves nothing out.
+    // A response contains complete revisions, because fragmentation is not requested. So resuming
+    // after the last received revision loses no events.
     let create = WatchCreateRequest {
         key: vec![0],
         range_end: vec![0],
@@ -65,7 +65,7 @@ async fn run_once(client: &Client, prefix: &str, seen: &mut Revision, sender: &m
     loop {
         let response = match stream.message().await {
             Ok(Some(response)) => response,
-            Ok(None) => return WatchEnd::Failed("the stream ended".into()),
+            Ok(None) => return WatchEnd::Failed("stream closed".into()),
             Err(status) => return WatchEnd::Failed(status.message().to_owned()),
         };
         if response.compact_revision > 0 {
@@ -86,7 +86,7 @@ async fn run_once(client: &Client, prefix: &str, seen: &mut Revision, sender: &m
     }
 }
 
-/// Our events of a response, and the revision up to which it tells everything.
+/// The events of a response under the prefix, and the revision up to which the watch is complete.
 fn convert_events(response: WatchResponse, prefix: &str, seen: Revision) -> (Vec<Event>, Revision) {
     if response.events.is_empty() {
         return (Vec::new(), header_revision(response.header.as_ref()).max(seen));

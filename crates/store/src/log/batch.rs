@@ -1,4 +1,4 @@
-//! Writes decided together; pure.
+//! A batch of writes: checks preconditions and assigns revisions. Does no I/O.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,10 +11,11 @@ use crate::{Entry, Error, Expect, Revision, Write};
 
 pub type Reply<T> = oneshot::Sender<Result<T, Error>>;
 
-/// Each write is decided against the state that the earlier ones will have made. Nothing of it may be
-/// answered before it is stored, not even a refusal, which may tell of a write in the same batch.
+/// Each write is checked against the state after the earlier writes of the batch. No result may be
+/// sent before the batch is stored, not even a conflict, because it may expose a write of the same
+/// batch.
 pub struct Batch {
-    /// The newest revision before the batch.
+    /// The current revision before the batch.
     pub before: Revision,
     pub changes: Vec<Change>,
     pending: HashMap<Arc<str>, Option<Entry>>,
@@ -36,7 +37,7 @@ impl Batch {
         self.pending.contains_key(key)
     }
 
-    /// `now` is in unix seconds.
+    /// `now` is in Unix seconds.
     pub fn add_write(&mut self, mvcc: &MvccStore, now: u64, write: Write, reply: Reply<Revision>) {
         let current = match self.pending.get(&write.key) {
             Some(pending) => pending.clone(),
@@ -63,16 +64,18 @@ impl Batch {
     }
 }
 
-/// Whether the write may happen, given the key's current state.
+/// Checks the precondition of a write against the current state of its key.
 fn check_precondition(write: &Write, current: Option<Entry>) -> Result<(), Error> {
     let key = write.key.clone();
     let len = key.len() + write.value.as_ref().map_or(0, bytes::Bytes::len) + record::BODY_OVERHEAD_BYTES;
     if len > record::MAX_BODY_BYTES {
-        return Err(Error::Unavailable { reason: format!("{len} bytes are too many for one key") });
+        return Err(Error::Unavailable {
+            reason: format!("{len} bytes exceed the limit for a key and its value"),
+        });
     }
     match (write.expect, &current) {
         (Expect::Absent, Some(_)) => Err(Error::Exists { key }),
-        // Nothing to delete.
+        // A delete of a missing key.
         (Expect::Absent, None) if write.value.is_none() => Err(Error::Conflict { key, current: None }),
         (Expect::Absent, None) => Ok(()),
         (Expect::Revision(expected), Some(entry)) if entry.revision == expected => Ok(()),

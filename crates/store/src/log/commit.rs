@@ -1,8 +1,9 @@
-//! How writes are committed: the queue is drained, decided, written once and synced once; then the batch is visible,
-//! the watchers are told and everybody is answered.
+//! Group commit. The commit thread drains the queue, checks the preconditions, appends all writes
+//! to the log and syncs once. Then the batch becomes visible, watchers get its events and the
+//! writers get their results.
 //!
-//! A thread of its own does so, and sleeps when there is nothing to do. A write that comes alone is committed by whoever
-//! brings it ([`Desk::at_once`]): waking one thread and then another costs as much as all the rest.
+//! An uncontended write is committed by its caller instead ([`CommitHandle::try_commit_inline`]),
+//! because waking the thread and then the caller costs as much as the rest of the commit.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -23,33 +24,34 @@ use super::{Config, segment};
 use crate::{Error, Revision, Write};
 use tokio::sync::oneshot;
 
-/// Writes and bytes of one batch; beyond that, the first have waited long enough.
+/// Limits of a batch, which bound the latency of its first writes.
 const MAX_BATCH_WRITES: usize = 4096;
 const MAX_BATCH_BYTES: usize = 8 << 20;
-/// Events of history freed under one hold of the lock.
+/// Events of history that are freed while the lock is held once.
 const TRIM_BATCH_EVENTS: usize = 1000;
-/// Keys that should have expired are tried this often on a failed disk.
+/// The retry interval for expired keys while the disk fails.
 const EXPIRE_RETRY: Duration = Duration::from_secs(1);
-/// After this many writes that came alone the next is taken to, too. Of a crowd each would wait for the disk in turn,
-/// where one wait does for all.
+/// After this many uncontended writes in a row, the next one is assumed to be uncontended, too.
+/// Concurrent inline commits would sync one after the other, where a batch syncs once.
 pub const MIN_UNCONTENDED_WRITES: u32 = 8;
-/// A disk that takes less than this for a write, on average, is quick: one may wait for it where others wait too.
+/// A disk whose average latency of a durable write is below this is fast enough to block an async
+/// worker.
 const MAX_INLINE_COMMIT_LATENCY: Duration = Duration::from_millis(1);
 
 pub enum Command {
     Write(Write, Reply<Revision>),
     Compact(Revision, Reply<()>),
     SnapshotFinished(io::Result<()>),
-    /// The clock may have moved.
+    /// The clock may have changed.
     Wake,
     Close,
 }
 
-/// Where writes are handed in.
+/// Hands writes to the commit thread, or commits them inline.
 pub struct CommitHandle {
     worker: Arc<Mutex<CommitWorker>>,
     commands: Sender<Command>,
-    /// The thread is at work, or has ended.
+    /// Whether the commit thread is working or has ended.
     busy: Arc<AtomicBool>,
     uncontended_writes: Arc<AtomicU32>,
     failure: WriteFailure,
@@ -63,25 +65,26 @@ pub struct CommitWorker {
     commands: Sender<Command>,
     journal: Journal,
     expire_times: BTreeSet<(u64, Arc<str>)>,
-    /// Which revision was the newest when, to forget history by age.
+    /// The current revision at points in time, to discard history by age.
     revision_times: VecDeque<(Instant, Revision)>,
     snapshot: Option<SnapshotTask>,
-    /// How many writes in a row came alone.
+    /// The number of uncontended writes in a row.
     uncontended_writes: Arc<AtomicU32>,
-    /// What a durable write took of late; `None` when it is not known, or no more may be written.
+    /// The moving average of the latency of durable writes. `None` if it is unknown, or if writes
+    /// must not be committed inline.
     sync_latency: Option<Duration>,
-    /// The thread has to look after something.
+    /// Set if the commit thread has to update its timers.
     maintenance_pending: bool,
 }
 
-/// A snapshot being written by a thread of its own.
+/// A snapshot that is being written by a background thread.
 struct SnapshotTask {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
 impl CommitHandle {
-    /// Starts the thread.
+    /// Starts the commit thread.
     pub fn open(
         config: Config,
         dir: PathBuf,
@@ -112,15 +115,15 @@ impl CommitHandle {
         self.commands.send(command)
     }
 
-    /// Why the last write failed; `None` once the disk accepts writes again.
+    /// The reason why the last write failed. `None` once the disk accepts writes again.
     pub fn failure(&self) -> Option<String> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Commits the write here and now and waits for the disk, if nobody else writes and the disk is quick. Else the
-    /// write is given back, for the thread.
+    /// Commits a write on the current thread and blocks on the disk, if no other write is in
+    /// progress and the disk is fast. Otherwise returns the write, to be sent to the commit thread.
     pub fn try_commit_inline(&self, write: Write) -> Result<Result<Revision, Error>, Write> {
-        // What is lazy or expires is looked after by the thread.
+        // Timers for lazy and expiring writes are handled by the commit thread.
         if write.lazy || write.ttl.is_some() || self.busy.load(Ordering::Acquire) {
             return Err(write);
         }
@@ -143,13 +146,13 @@ impl CommitHandle {
         drop(worker);
         Ok(result
             .try_recv()
-            .unwrap_or_else(|_| Err(Error::Unavailable { reason: "the store failed".into() })))
+            .unwrap_or_else(|_| Err(Error::Unavailable { reason: "commit returned no result".into() })))
     }
 }
 
 #[cfg(test)]
 impl CommitHandle {
-    /// As if so many writes had come alone and taken that long, once the thread sleeps.
+    /// Sets the history of uncontended writes and the latency once the commit thread is idle.
     pub async fn set_write_history(&self, uncontended_writes: u32, sync_latency: Option<Duration>) {
         while self.busy.load(Ordering::Acquire) {
             tokio::task::yield_now().await;
@@ -159,9 +162,12 @@ impl CommitHandle {
     }
 }
 
-/// What the thread does. It ends when somebody who held the committer broke: what is in it is not to be trusted then.
+/// The loop of the commit thread. Ends if the mutex is poisoned, because the state of the worker
+/// may be inconsistent then.
 fn run(worker: &Mutex<CommitWorker>, queue: &Receiver<Command>, busy: &AtomicBool, on_idle: fn()) {
     while let Ok(wait) = worker.lock().map(|worker| worker.deadline()) {
+        // From here on a writer may commit inline: it holds the mutex of the worker while the
+        // thread waits for a command.
         busy.store(false, Ordering::Release);
         on_idle();
         let first = match wait {
@@ -223,7 +229,7 @@ impl CommitWorker {
         })
     }
 
-    /// How long to sleep when nothing comes in; `None`: there is nothing to wake up for.
+    /// The time until the next timer. `None` if there is none.
     fn deadline(&self) -> Option<Duration> {
         let now = Instant::now();
         let expiry = self.expire_times.first().map(|(expires, _)| {
@@ -239,7 +245,8 @@ impl CommitWorker {
             .min()
     }
 
-    /// Decides the writes that wait, up to a command that is something else.
+    /// Adds queued writes to a batch, up to the batch limits or to the first command that is not a
+    /// write.
     fn collect_batch(
         &self,
         first: Option<Command>,
@@ -260,7 +267,7 @@ impl CommitWorker {
         (batch, None)
     }
 
-    /// Deletes what has outlived its time, as ordinary (lazy) deletes.
+    /// Adds deletes of expired keys to the batch. They are lazy.
     fn expire(&mut self, batch: &mut Batch) {
         if self.expire_times.is_empty() {
             return;
@@ -272,7 +279,8 @@ impl CommitWorker {
         {
             let Some((expires, key)) = self.expire_times.pop_first() else { break };
             let current = self.read().expiry(&key);
-            // A key written again has another expiry, or will have one after this batch.
+            // The key has been rewritten since, or is rewritten in this batch, with another expiry
+            // time.
             if current == Some(expires) && !batch.changes_key(&key) {
                 batch.add_change(key, None, 0);
             }
@@ -281,6 +289,8 @@ impl CommitWorker {
 
     fn commit(&mut self, batch: Batch) {
         if !batch.changes.is_empty() {
+            // The order is fixed: log, sync, apply, publish, reply. Nothing is visible before it is
+            // in the log, and a watcher gets an event before its writer gets the result.
             let started = Instant::now();
             if let Err(reason) = self.journal.append(&batch.changes, batch.before, batch.must_sync) {
                 self.sync_latency = None;
@@ -326,7 +336,7 @@ impl CommitWorker {
             || self.config.history_compact_revision(&self.read()) > 0
     }
 
-    /// What is not urgent for those who write.
+    /// Work that writers do not wait for.
     fn run_maintenance(&mut self) {
         self.maintenance_pending = false;
         let revision = self.read().revision();
@@ -337,10 +347,10 @@ impl CommitWorker {
         }
     }
 
-    /// Nothing of the batch has happened.
+    /// Fails all writes of a batch that could not be stored.
     fn reject(&mut self, batch: Batch, reason: &str) {
         for change in batch.changes {
-            // Keys that should expire must do so later.
+            // Expired keys are deleted later.
             let expires = self.read().expiry(&change.key).unwrap_or(0);
             if expires > 0 {
                 self.expire_times.insert((expires, change.key));
@@ -385,14 +395,14 @@ impl CommitWorker {
         }
     }
 
-    /// Once the log outweighs the data.
+    /// Whether the log is larger than its limit and than the data.
     fn should_snapshot(&self) -> bool {
         self.snapshot.is_none()
             && self.journal.bytes >= self.config.snapshot_bytes
             && self.journal.bytes >= self.read().live_bytes()
     }
 
-    /// A new segment, and beside it a snapshot of all before.
+    /// Starts a new segment and writes a snapshot of everything before it in the background.
     fn start_snapshot(&mut self) {
         let revision = self.read().revision();
         let Some(sequence) = self.journal.rotate(revision) else { return };
@@ -416,8 +426,9 @@ impl CommitWorker {
     fn finish_snapshot(&mut self, result: io::Result<()>) {
         self.snapshot = None;
         if let Err(error) = result {
-            // Nothing is lost, the old segments are still there; it is tried again when as much has come again.
-            tracing::warn!(%error, "cannot write a snapshot");
+            // No data is lost: the old segments are kept. The next attempt follows when the log has
+            // grown again.
+            tracing::warn!(%error, "snapshot failed, will retry when the log has grown");
         }
         self.trim();
     }
@@ -426,7 +437,7 @@ impl CommitWorker {
         self.sync_latency = None;
         let last = self.read().revision();
         self.journal.close(last);
-        // The directory must be left alone before its lock is.
+        // The snapshot thread must not touch the directory after its lock is released.
         if let Some(SnapshotTask { stop, thread }) = self.snapshot.take() {
             stop.store(true, Ordering::Relaxed);
             let _ = thread.join();

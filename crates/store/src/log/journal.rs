@@ -1,8 +1,9 @@
-//! Getting changes onto the disk, and going on after the disk has refused.
+//! Writes changes to the log and recovers from disk failures.
 //!
-//! After a failed write or sync nobody knows what of the unsynced part is on disk, and the kernel may call
-//! the next sync of that file a success. So the file is given up: the journal continues in a new segment,
-//! from the last sync that worked, and writes again there what it had answered lazily since.
+//! After a failed write or sync it is unknown which part of the unsynced data is on disk, and the
+//! kernel may report success for the next sync of that file. So the file is abandoned. The journal
+//! continues in a new segment from the last successful sync, and first writes the lazy writes again
+//! that it has acknowledged since.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,33 +16,34 @@ use super::recover::Recovery;
 use super::segment::{FaultHook, FileHeader, Segment};
 use crate::Revision;
 
-/// Revisions that may be handed out to lazy writes ahead of the disk.
+/// The number of revisions that lazy writes may use ahead of the disk.
 const RESERVED_REVISIONS: Revision = 1000;
-/// Between two attempts to write to a disk that has failed.
+/// The interval between attempts to write to a failed disk.
 const REOPEN_RETRY: Duration = Duration::from_millis(200);
-/// The same while no write waits, so that an idle server notices that the disk accepts writes again.
+/// The interval while no write is pending, so that an idle server detects that the disk accepts
+/// writes again.
 const IDLE_REOPEN_RETRY: Duration = Duration::from_secs(5);
 
-/// Why writes fail, for others to see; `None` while they succeed.
+/// The reason why writes fail, shared with readers. `None` while they succeed.
 pub type WriteFailure = Arc<Mutex<Option<String>>>;
 
 pub struct Journal {
     dir: PathBuf,
     faults: FaultHook,
     log: LogState,
-    /// Answered but not synced (lazy writes), and since when.
+    /// Lazy writes that are acknowledged but not synced, and since when.
     pending_sync: Vec<Change>,
     pending_sync_since: Option<Instant>,
-    /// Recovery starts after this revision at least.
+    /// Recovery continues after at least this revision.
     reserved: Revision,
-    /// Written since the last [`Journal::rotate`].
+    /// Bytes written since the last [`Journal::rotate`].
     pub bytes: u64,
     pub failure: WriteFailure,
 }
 
 enum LogState {
     Open(Segment),
-    /// A new segment continues from `end`.
+    /// A new segment has to continue from `end`.
     Failed {
         reason: String,
         failed: Instant,
@@ -53,7 +55,7 @@ enum LogState {
 }
 
 impl Journal {
-    /// Begins a new segment after those recovered from.
+    /// Starts a new segment after the recovered ones.
     pub fn open(dir: &Path, faults: &FaultHook, recovery: &Recovery) -> io::Result<Journal> {
         let Recovery { mvcc, sequence, end, last_crc: chain, log_bytes } = recovery;
         let header = FileHeader::new(sequence + 1, mvcc.revision(), *end, *chain);
@@ -69,12 +71,13 @@ impl Journal {
         })
     }
 
-    /// Writes the changes, and syncs them if they are to be `durable`; or tells why it cannot. They come
-    /// after revision `before`.
+    /// Appends the changes, which follow revision `before`, and syncs them if `must_sync` is set.
+    /// Returns the reason on failure.
     pub fn append(&mut self, changes: &[Change], before: Revision, must_sync: bool) -> Result<(), String> {
         self.reopen(before)?;
         let LogState::Open(segment) = &mut self.log else { return Err("the log is not open".into()) };
-        // A lazy answer must never name a revision that a restart could give to another write.
+        // A revision that was returned for a lazy write must not be assigned to another write after
+        // a crash. The reservation record makes recovery skip it.
         let last = changes.last().map_or(before, |change| change.revision);
         let reserve = (!must_sync && last > self.reserved).then_some(last + RESERVED_REVISIONS);
         let records = reserve.map(reserve_record).into_iter().chain(changes.iter().map(change_record));
@@ -100,7 +103,7 @@ impl Journal {
         matches!(self.log, LogState::Failed { .. })
     }
 
-    /// When [`Journal::tend`] has something to do.
+    /// The time at which [`Journal::run_maintenance`] has work.
     pub fn deadline(&self, lazy_delay: Duration) -> Option<Instant> {
         match (&self.log, self.pending_sync_since) {
             (LogState::Open(_), since) => since?.checked_add(lazy_delay),
@@ -113,8 +116,8 @@ impl Journal {
         }
     }
 
-    /// Syncs lazy writes that have waited long enough, and after a failure tries a new segment. `revision` is the newest
-    /// so far.
+    /// Syncs lazy writes after `lazy_delay`, and retries with a new segment after a failure.
+    /// `revision` is the current one.
     pub fn run_maintenance(&mut self, lazy_delay: Duration, revision: Revision) {
         if self.pending_sync.is_empty()
             && self.deadline(lazy_delay).is_none_or(|deadline| Instant::now() < deadline)
@@ -128,7 +131,7 @@ impl Journal {
         }
     }
 
-    /// Syncs, and goes on in a new segment, whose number is returned; `revision` is the newest so far.
+    /// Syncs and continues in a new segment. Returns its number. `revision` is the current one.
     pub fn rotate(&mut self, revision: Revision) -> Option<u64> {
         if !self.sync() {
             return None;
@@ -143,14 +146,15 @@ impl Journal {
                 Some(header.sequence)
             }
             Err(error) => {
-                // The new file may exist and say that this one ends here, so nothing may follow here.
+                // The new file may exist and declare that this segment ends here, so nothing may be
+                // appended to it.
                 self.fail(&error);
                 None
             }
         }
     }
 
-    /// Everything on disk, and a mark that no revision was handed out beyond `last`.
+    /// Syncs everything and records that no revision after `last` was assigned.
     pub fn close(&mut self, last: Revision) {
         if let LogState::Failed { last_attempt: tried, .. } = &mut self.log {
             *tried = None;
@@ -161,7 +165,7 @@ impl Journal {
         {
             let mark = std::iter::once(reserve_record(last));
             if let Err(error) = segment.append(mark).and_then(|()| segment.sync()) {
-                tracing::warn!(%error, "cannot mark the log as closed");
+                tracing::warn!(%error, "cannot write the final record to the log");
             }
         }
     }
@@ -180,11 +184,11 @@ impl Journal {
         self.pending_sync_since = None;
     }
 
-    /// Gives up on the segment and returns the reason.
+    /// Abandons the segment and returns the reason.
     fn fail(&mut self, error: &io::Error) -> String {
         let reason = self.failure_reason(error);
         self.set_failure(Some(reason.clone()));
-        tracing::error!(%reason, "the store refuses writes until the disk takes them again");
+        tracing::error!(%reason, "disk write failed, rejecting writes until the disk accepts them");
         if let LogState::Open(segment) = &self.log {
             let Segment { sequence, synced: end, synced_crc: last_crc, .. } = *segment;
             let failed = Instant::now();
@@ -203,7 +207,7 @@ impl Journal {
         reason
     }
 
-    /// After a failure: continues in a new segment. `before` is the newest revision so far.
+    /// Continues in a new segment after a failure. `before` is the current revision.
     fn reopen(&mut self, before: Revision) -> Result<(), String> {
         let LogState::Failed { reason, last_attempt: tried, sequence, end, last_crc: chain, .. } =
             &mut self.log
@@ -225,7 +229,7 @@ impl Journal {
         });
         match result {
             Ok(segment) => {
-                tracing::info!("the store takes writes again");
+                tracing::info!("store accepts writes again");
                 self.log = LogState::Open(segment);
                 self.mark_synced();
                 self.set_failure(None);

@@ -1,4 +1,5 @@
-//! All data: every key's current version, and older ones as far back as history reaches.
+//! The in-memory MVCC store: the current version of every key, and older versions as far as the
+//! history reaches. Counterpart upstream: etcd's `mvcc` package.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Bound;
@@ -8,23 +9,24 @@ use bytes::Bytes;
 
 use crate::{Entry, Error, Event, Page, Revision};
 
-/// A fresh store is at this revision with nothing in it: clients read resourceVersion "0" as "any".
+/// The revision of an empty store. Not 0, because clients interpret resourceVersion "0" as "any".
 pub const INITIAL_REVISION: Revision = 1;
 
-/// One decided write.
+/// A write that has passed its precondition.
 #[derive(Clone, Debug)]
 pub struct Change {
     pub key: Arc<str>,
     pub value: Option<Bytes>,
     pub revision: Revision,
-    /// Unix seconds, 0: never.
+    /// Unix seconds. 0: never.
     pub expires: u64,
 }
 
 impl Change {
-    /// The same in memory of its own, and in no more than it needs. What comes in was made among much that is freed when
-    /// its request is over; living for hours, it would keep all the memory around it from being given back. Whoever commits
-    /// is mostly one thread, and an allocator puts together what a thread asks for.
+    /// Copies key and value into new allocations of exact size. Incoming data is allocated between
+    /// short-lived data of its request; kept for hours, it would prevent the allocator from
+    /// returning that memory. The commit thread does most of the copies, and an allocator groups
+    /// allocations by thread.
     pub fn into_owned(self) -> Change {
         let value = self.value.map(|value| Bytes::copy_from_slice(&value));
         Change { key: Arc::from(&*self.key), value, ..self }
@@ -33,15 +35,16 @@ impl Change {
 
 pub struct MvccStore {
     keys: BTreeMap<Arc<str>, KeyVersions>,
-    /// One event for each revision after `trimmed`, oldest first.
+    /// One event for each revision after the last trim, oldest first.
     history: VecDeque<Event>,
     revision: Revision,
-    /// Reads before this revision are refused.
+    /// Reads before this revision fail.
     compact_revision: Revision,
-    /// Reads still under way at these revisions keep their versions from being trimmed.
+    /// The revisions of running snapshots with their counts. Versions visible at a pinned revision
+    /// are not trimmed.
     pinned: BTreeMap<Revision, usize>,
     live_bytes: u64,
-    /// Bytes of values that only history still holds.
+    /// Bytes of values that are only in the history.
     old_bytes: u64,
 }
 
@@ -54,7 +57,7 @@ pub struct Version {
 
 struct KeyVersions {
     last: Version,
-    /// Oldest first; empty for most keys, and then without an allocation.
+    /// Oldest first. Empty for most keys, without an allocation.
     older: Vec<Version>,
 }
 
@@ -81,7 +84,7 @@ impl MvccStore {
         self.compact_revision
     }
 
-    /// Roughly what a snapshot would take on disk.
+    /// The approximate size of a snapshot.
     pub fn live_bytes(&self) -> u64 {
         self.live_bytes
     }
@@ -141,8 +144,8 @@ impl MvccStore {
         Ok(())
     }
 
-    /// Live versions as of a pinned revision, in order of key, for a snapshot: at most `max` keys after
-    /// `after`, and the last key looked at (`None`: that was all).
+    /// The live versions at a pinned revision, in key order, for a snapshot. Visits up to `max`
+    /// keys after `after`. Also returns the last visited key, or `None` at the end.
     pub fn pinned_page(
         &self,
         revision: Revision,
@@ -170,7 +173,8 @@ impl MvccStore {
         (page, None)
     }
 
-    /// Events under `prefix` after `cursor`, at most `max`, and the revision they reach to.
+    /// Up to `max` events under `prefix` after `cursor`, and the revision up to which they are
+    /// complete.
     pub fn events_after(&self, cursor: Revision, prefix: &str, max: usize) -> (Vec<Event>, Revision) {
         let start = self.history.partition_point(|event| event.revision() <= cursor);
         let mut events = Vec::new();
@@ -185,7 +189,7 @@ impl MvccStore {
         (events, self.revision)
     }
 
-    /// Makes the change visible and returns the event that tells of it.
+    /// Makes a change visible and returns its event.
     pub fn apply(&mut self, change: Change) -> Event {
         let Change { key, value, revision, expires } = change;
         self.revision = revision;
@@ -193,10 +197,10 @@ impl MvccStore {
         self.live_bytes += value.as_ref().map_or(0, size);
         let version = Version { revision, expires, value: value.clone() };
         let mut created = true;
-        // The map's own key is shared by every event and entry of it.
+        // All events and entries of a key share the allocation of the map's key.
         let shared_key = match self.keys.get_key_value(&*key).map(|(key, _)| key.clone()) {
             Some(shared_key) => {
-                let versions = self.keys.get_mut(&*shared_key).expect("it was just found");
+                let versions = self.keys.get_mut(&*shared_key).expect("key was found above");
                 let before = std::mem::replace(&mut versions.last, version);
                 if let Some(value) = &before.value {
                     created = false;
@@ -219,7 +223,7 @@ impl MvccStore {
         event
     }
 
-    /// Takes in one entry of a snapshot, which has no history.
+    /// Loads an entry of a snapshot, which has no history.
     pub fn load(&mut self, change: Change) {
         let Change { key, value, revision, expires } = change;
         self.live_bytes += (key.len() + value.as_ref().map_or(0, Bytes::len) + 48) as u64;
@@ -227,17 +231,17 @@ impl MvccStore {
         self.keys.insert(key, KeyVersions { last, older: Vec::new() });
     }
 
-    /// Skips revisions that may have been handed out and lost.
+    /// Skips revisions that may have been assigned to writes that were lost.
     pub fn advance(&mut self, revision: Revision) {
         self.revision = self.revision.max(revision);
     }
 
-    /// Ends history before `revision`. [`Memory::trim`] then frees it.
+    /// Ends the history before `revision`. [`MvccStore::trim`] frees it.
     pub fn set_compact_revision(&mut self, revision: Revision) {
         self.compact_revision = self.compact_revision.max(revision.min(self.revision));
     }
 
-    /// Frees up to `max` events no reader may ask for any more; false when none are left.
+    /// Frees up to `max` events that are no longer readable. Returns false when none is left.
     pub fn trim(&mut self, max: usize) -> bool {
         let until =
             self.pinned.keys().next().map_or(self.compact_revision, |pin| self.compact_revision.min(*pin));
@@ -245,16 +249,18 @@ impl MvccStore {
             match self.history.front() {
                 Some(event) if event.revision() <= until => {}
                 _ => {
-                    // What a busy time took is not kept for a quiet one.
+                    // Returns capacity that was only needed under load.
                     if self.history.capacity() / 4 > self.history.len() {
                         self.history.shrink_to(self.history.len() * 2);
                     }
                     return false;
                 }
             }
-            let event = self.history.pop_front().expect("it was just looked at");
+            let event = self.history.pop_front().expect("history is not empty");
             let key = event_key(&event);
             let Some(versions) = self.keys.get_mut(key) else { continue };
+            // The newest version at or before `until` stays, because it is the visible one at that
+            // revision.
             let readable = versions.older.partition_point(|version| version.revision <= until);
             let trim_until =
                 if versions.last.revision <= until { readable } else { readable.saturating_sub(1) };
@@ -285,7 +291,7 @@ impl MvccStore {
         }
     }
 
-    /// Every live key that has a lifetime.
+    /// All live keys with an expiry time.
     pub fn expire_times(&self) -> impl Iterator<Item = (u64, Arc<str>)> {
         self.keys
             .iter()
@@ -359,8 +365,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against a model that keeps every state whole: any readable revision lists what was there then,
-        /// and once trimmed to the present nothing old is left.
+        /// Compares with a model that stores every state completely: a list at any readable
+        /// revision returns that state, and after a full trim no old versions are left.
         #[test]
         fn list_returns_state_at_revision(
             writes in prop::collection::vec((0..6u8, prop::option::of(0..9u8)), 1..60),

@@ -1,21 +1,22 @@
-//! The bytes of one record; pure.
+//! The encoding of log records. Does no I/O.
 //!
 //! ```text
 //! len u32 | prev u32 | crc u32 | head u32 |  body: kind u8, synced u64, revision u64, expires u64,
 //!                                                  key length u32, key, value, 0xA5
 //! ```
 //!
-//! `len` counts the body. `crc` covers the body and is seeded with `prev`, the `crc` of the record before, so
-//! that records form a chain; `head` covers the first twelve bytes, so that a length can be trusted before
-//! the body is read. Both are salted per file: a value that happens to look like a record (or was made to)
-//! is never taken for one. A body neither begins nor ends with a zero byte, nor does one flipped bit make it
-//! so; since the space ahead of the log is zeros, that tells a record cut short from a damaged one.
+//! `len` is the length of the body. `crc` covers the body and is seeded with `prev`, the `crc` of
+//! the previous record, so records form a chain. `head` covers the first twelve bytes, so the
+//! length can be trusted before the body is read. Both checksums are salted per file: a value that
+//! looks like a record (by accident or intent) is not accepted as one. A body neither starts nor
+//! ends with a zero byte, and a single bit error does not change that. The preallocated space after
+//! the log is zeros, so a truncated record can be distinguished from a corrupt one.
 
-/// Bytes before the body.
+/// The length of a record before its body.
 pub const RECORD_HEADER_BYTES: usize = 16;
-/// No body is longer; anything that says so is not a record.
+/// The maximum length of a body. A larger value is not a record header.
 pub const MAX_BODY_BYTES: usize = 64 << 20;
-/// What a body needs besides key and value.
+/// The length of a body without key and value.
 pub const BODY_OVERHEAD_BYTES: usize = FIXED_BODY_BYTES + 1;
 
 const FIXED_BODY_BYTES: usize = 1 + 8 + 8 + 8 + 4;
@@ -26,20 +27,20 @@ const BODY_END_MARKER: u8 = 0xA5;
 pub enum RecordKind {
     Put = 0x33,
     Delete = 0x35,
-    /// Revisions up to `revision` may have been handed out without being on disk.
+    /// Revisions up to `revision` may have been assigned to writes that are not on disk.
     Reserve = 0x36,
-    /// The last record of a snapshot; `expires` holds the number of records before it.
+    /// The last record of a snapshot. `expires` holds the number of records before it.
     End = 0x39,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record<'a> {
     pub kind: RecordKind,
-    /// All of the file before this offset was synced before this record was written: whatever is
-    /// unreadable there was damaged later.
+    /// All of the file before this offset was synced before this record was written. Unreadable
+    /// data before it is corruption, not an interrupted write.
     pub synced: u64,
     pub revision: u64,
-    /// Unix seconds, 0: never.
+    /// Unix seconds. 0: never.
     pub expires: u64,
     pub key: &'a str,
     pub value: &'a [u8],
@@ -52,7 +53,7 @@ pub struct RecordHeader {
     pub crc: u32,
 }
 
-/// Appends the record to `out` and returns its `crc`, the next record's `prev`.
+/// Appends the record to `out`. Returns its CRC, which is `prev` of the next record.
 pub fn encode(out: &mut Vec<u8>, salt: u32, prev: u32, record: &Record) -> u32 {
     let start = out.len();
     let len = BODY_OVERHEAD_BYTES + record.key.len() + record.value.len();
@@ -75,7 +76,7 @@ pub fn encode(out: &mut Vec<u8>, salt: u32, prev: u32, record: &Record) -> u32 {
     crc
 }
 
-/// `None` when these bytes do not begin a record.
+/// `None` if the bytes are not a valid record header.
 pub fn decode_header(bytes: &[u8; RECORD_HEADER_BYTES], salt: u32) -> Option<RecordHeader> {
     let read_u32 = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     let len = read_u32(0) as usize;
@@ -87,7 +88,7 @@ pub fn decode_header(bytes: &[u8; RECORD_HEADER_BYTES], salt: u32) -> Option<Rec
     })
 }
 
-/// `None` when the body is not the one the head was written for.
+/// `None` if the body does not match the header.
 pub fn decode_body<'a>(header: &RecordHeader, body: &'a [u8], salt: u32) -> Option<Record<'a>> {
     if body.len() != header.len || crc32c::crc32c_append(header.prev ^ salt, body) != header.crc {
         return None;
@@ -116,7 +117,7 @@ pub fn decode_body<'a>(header: &RecordHeader, body: &'a [u8], salt: u32) -> Opti
     })
 }
 
-/// A whole record at the start of `bytes`, whatever came before it.
+/// Decodes a complete record at the start of `bytes`, without checking the chain.
 pub fn decode_record(bytes: &[u8], salt: u32) -> Option<Record<'_>> {
     let header = decode_header(bytes.first_chunk()?, salt)?;
     decode_body(&header, bytes.get(RECORD_HEADER_BYTES..RECORD_HEADER_BYTES + header.len)?, salt)

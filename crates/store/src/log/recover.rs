@@ -1,14 +1,15 @@
-//! From files back to memory: takes every record that was promised, or refuses and says where.
+//! Recovery from log files: restores every acknowledged record, or fails and reports the position.
 //!
-//! The one hard question is a record that cannot be read. It is a *torn tail* if the machine stopped while
-//! it was being written, and then it is cut off: nobody was told that it had been stored. It is *damage* if
-//! it had been synced, and then going on would lose it silently. Told apart like this:
+//! The difficult case is an unreadable record. It is a *torn tail* if the machine stopped while it
+//! was written; then it is truncated, because it was never acknowledged. It is *corruption* if it
+//! had been synced; then continuing would silently lose data. The rules are:
 //!
-//! - Anything unreadable before the end that the next file names is damage.
-//! - A record says how much of the file was synced before it was written. One that can be read beyond the
-//!   unreadable place and says that place was synced makes it damage.
-//! - Otherwise the place lies in the last, unsynced writes. A write that stopped half-way leaves zeros (or
-//!   nothing) where a sector or the rest of the record should be; if there are none, it is damage.
+//! - Unreadable data before the end position in the next file's header is corruption.
+//! - A record contains the synced length of the file at the time it was written. A readable record
+//!   after the unreadable one that declares it as synced proves corruption.
+//! - Otherwise the unreadable record belongs to the last, unsynced writes. An interrupted write
+//!   leaves zeros (or nothing) in place of a sector or of the rest of the record. If there are
+//!   none, it is corruption.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
@@ -26,15 +27,16 @@ const SECTOR_BYTES: u64 = 512;
 
 pub struct Recovery {
     pub mvcc: MvccStore,
-    /// What the next segment continues.
+    /// The position that the next segment continues from.
     pub sequence: u64,
     pub end: u64,
     pub last_crc: u32,
-    /// Weight of the segments since the snapshot.
+    /// The size of the segments since the snapshot.
     pub log_bytes: u64,
 }
 
-/// Reads the newest snapshot and the segments after it. `tidy` is called now and then to bound history.
+/// Reads the newest snapshot and the segments after it. `trim` is called periodically to limit the
+/// history.
 pub fn recover(dir: &Path, trim: impl Fn(&mut MvccStore)) -> Result<Recovery, OpenError> {
     let (mut segments, mut snapshots) = (Vec::new(), Vec::new());
     for file in fs::read_dir(dir).map_err(io_error(dir))? {
@@ -44,7 +46,7 @@ pub fn recover(dir: &Path, trim: impl Fn(&mut MvccStore)) -> Result<Recovery, Op
         match extension {
             "log" => segments.push(number),
             "snap" => snapshots.push(number),
-            // Never finished, so nothing depends on it.
+            // The file was never completed, so nothing depends on it.
             "log.tmp" | "snap.tmp" => fs::remove_file(dir.join(&name)).map_err(io_error(dir))?,
             _ => {}
         }
@@ -71,7 +73,7 @@ pub fn recover(dir: &Path, trim: impl Fn(&mut MvccStore)) -> Result<Recovery, Op
         return Err(OpenError::Missing { path: segment::segment_path(dir, first) });
     }
     let open = |sequence| RecordReader::open(segment::segment_path(dir, sequence), LOG_MAGIC, Some(sequence));
-    // Each segment's end is known by the next.
+    // The end of each segment is in the header of the next one.
     let mut ends = Vec::new();
     for sequence in segments.iter().skip(1) {
         let next = open(*sequence)?.header;
@@ -86,7 +88,7 @@ pub fn recover(dir: &Path, trim: impl Fn(&mut MvccStore)) -> Result<Recovery, Op
         recovery.sequence = file.header.sequence;
         recovery.end = replay(&mut file, ends.get(n).copied(), &mut recovery.mvcc, &mut reserved, &trim)?;
         recovery.last_crc = file.last_crc;
-        // At least that much each, so that many restarts also lead to a snapshot.
+        // Counts at least 64 KiB per segment, so that many restarts lead to a snapshot, too.
         recovery.log_bytes += recovery.end.max(64 << 10);
     }
     recovery.mvcc.advance(reserved);
@@ -94,7 +96,7 @@ pub fn recover(dir: &Path, trim: impl Fn(&mut MvccStore)) -> Result<Recovery, Op
     Ok(recovery)
 }
 
-/// Reads a whole snapshot and returns its revision; any flaw is an error.
+/// Reads a complete snapshot and returns its revision. Any error is corruption.
 pub fn load_snapshot(
     path: &Path,
     sequence: Option<u64>,
@@ -113,20 +115,20 @@ pub fn load_snapshot(
                     || change.revision != file.header.base_revision
                     || !file.is_at_end()?
                 {
-                    return Err(file.corruption_error("the end does not fit what comes before"));
+                    return Err(file.corruption_error("end record does not match the snapshot"));
                 }
                 return Ok(change.revision);
             }
             ReadResult::Record { .. } => {
-                return Err(file.corruption_error("a record that does not belong in a snapshot"));
+                return Err(file.corruption_error("unexpected record type in a snapshot"));
             }
             ReadResult::Invalid { reason: why, .. } => return Err(file.corruption_error(why)),
         }
     }
 }
 
-/// Applies a segment's records up to `end` (and the chain's value there), or if it is the last one, up to
-/// the end of what was written; cuts off a torn tail. Returns the end.
+/// Applies the records of a segment up to `end` (an offset and the CRC of the last record). For the
+/// last segment, applies all complete records and truncates a torn tail. Returns the end offset.
 fn replay(
     file: &mut RecordReader,
     end: Option<(u64, u32)>,
@@ -140,7 +142,9 @@ fn replay(
             && file.offset >= end
         {
             if file.offset > end || file.last_crc != last_crc {
-                return Err(file.corruption_error("the next file continues another record than the one here"));
+                return Err(
+                    file.corruption_error("last record does not match the header of the next segment")
+                );
             }
             return Ok(end);
         }
@@ -148,7 +152,7 @@ fn replay(
         match next {
             ReadResult::Record { kind: RecordKind::Reserve, change } => *reserved = change.revision,
             ReadResult::Record { kind: RecordKind::End, .. } => {
-                return Err(file.corruption_error("a record that does not belong in a segment"));
+                return Err(file.corruption_error("unexpected record type in a segment"));
             }
             ReadResult::Record { change, .. } => {
                 if change.revision <= mvcc.revision() {
@@ -176,14 +180,14 @@ enum ReadResult {
         kind: RecordKind,
         change: Change,
     },
-    /// `torn`: it looks like a write that stopped half-way, or the end.
+    /// `is_torn`: the data looks like an interrupted write, or like the end of the log.
     Invalid {
         reason: &'static str,
         is_torn: bool,
     },
 }
 
-/// Reads records in order; `offset` and `chain` are those of the end of the last good one.
+/// Reads records in order. `offset` and `last_crc` belong to the end of the last valid record.
 struct RecordReader {
     path: PathBuf,
     file: BufReader<File>,
@@ -200,12 +204,12 @@ impl RecordReader {
         let mut bytes = [0; HEADER_BYTES];
         let corruption_error = |reason: String| OpenError::Corrupt { path: path.clone(), offset: 0, reason };
         if read_up_to(&mut file, &mut bytes).map_err(io_error(&path))? < HEADER_BYTES {
-            return Err(corruption_error("the file's header is missing".into()));
+            return Err(corruption_error("file header is truncated".into()));
         }
         let header = FileHeader::decode(&bytes, magic).map_err(corruption_error)?;
         if sequence.is_some_and(|sequence| sequence != header.sequence) {
             return Err(corruption_error(format!(
-                "the file's name does not fit its number {}",
+                "file name does not match sequence number {}",
                 header.sequence
             )));
         }
@@ -229,7 +233,7 @@ impl RecordReader {
             let mut next_byte = [0];
             let more = read_up_to(&mut self.file, &mut next_byte).map_err(io_error(&self.path))?;
             let is_torn = more == 0 || next_byte == [0] || has_empty_sector(self.offset, &header_bytes);
-            return invalid("no record begins here", is_torn);
+            return invalid("invalid record header", is_torn);
         };
         self.body.resize(header.len, 0);
         let len = read_up_to(&mut self.file, &mut self.body).map_err(io_error(&self.path))?;
@@ -238,10 +242,10 @@ impl RecordReader {
             let record_bytes = [&header_bytes, body].concat();
             let is_torn =
                 len < header.len || body.last() == Some(&0) || has_empty_sector(self.offset, &record_bytes);
-            return invalid("the record's checksum is wrong", is_torn);
+            return invalid("record checksum mismatch", is_torn);
         };
         if header.prev != self.last_crc {
-            return invalid("the record does not follow the one before it", false);
+            return invalid("record does not continue the previous record", false);
         }
         let next = ReadResult::Record { kind: record.kind, change: to_change(&record) };
         self.last_crc = header.crc;
@@ -249,22 +253,23 @@ impl RecordReader {
         Ok(next)
     }
 
-    /// Whether a later record tells that what is at `offset` had been synced.
+    /// Whether a later record proves that the data at `offset` was synced.
     fn was_synced(&mut self) -> Result<bool, OpenError> {
         let rest = self.read_rest()?;
         if rest.iter().all(|byte| *byte == 0) {
             return Ok(false);
         }
-        // A length can begin with a zero; one that is nothing else is seen through at once.
+        // A record length may start with a zero byte, so every offset is tried. Zeros are rejected
+        // by the header check.
         let record_at = |from: usize| record::decode_record(&rest[from..], self.header.salt);
         Ok((1..rest.len()).any(|from| record_at(from).is_some_and(|record| record.synced > self.offset)))
     }
 
-    /// Drops everything after the last good record.
+    /// Truncates the file after the last valid record.
     fn truncate(&mut self) -> Result<(), OpenError> {
         let rest = self.read_rest()?;
         if rest.iter().any(|byte| *byte != 0) {
-            tracing::warn!(file = %self.path.display(), offset = self.offset, "cutting off an unfinished write");
+            tracing::warn!(file = %self.path.display(), offset = self.offset, "truncating incomplete write");
         }
         let file = fs::OpenOptions::new().write(true).open(&self.path).map_err(io_error(&self.path))?;
         file.set_len(self.offset).and_then(|()| file.sync_all()).map_err(io_error(&self.path))
@@ -297,7 +302,8 @@ fn to_change(record: &Record) -> Change {
     }
 }
 
-/// Whether one of the disk's sectors that `bytes`, found at `offset`, lie in was never written.
+/// Whether one of the disk sectors that contain `bytes` (at `offset` of the file) was never
+/// written.
 fn has_empty_sector(offset: u64, bytes: &[u8]) -> bool {
     let first = (SECTOR_BYTES - offset % SECTOR_BYTES) as usize;
     let (head, rest) = bytes.split_at(first.min(bytes.len()));
@@ -306,7 +312,7 @@ fn has_empty_sector(offset: u64, bytes: &[u8]) -> bool {
         .any(|piece| !piece.is_empty() && piece.iter().all(|byte| *byte == 0))
 }
 
-/// Fills `buffer` as far as the file goes.
+/// Reads until `buffer` is full or the file ends.
 fn read_up_to(file: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut len = 0;
     while len < buffer.len() {

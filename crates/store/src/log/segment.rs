@@ -1,7 +1,8 @@
-//! Files of the log: their header, and the one being appended to.
+//! Log files: their header, and the segment that is appended to.
 //!
-//! Segment `n` continues segment `n - 1` from where its header says that one ended, which is how a log goes
-//! on after a failed write: what the failed write left behind lies after that end and is never read.
+//! Segment `n` continues segment `n - 1` at the end position in its header. So a log can continue
+//! after a failed write: what the failed write left in the old segment is after that position and
+//! is never read.
 
 use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -17,14 +18,15 @@ pub const LOG_MAGIC: [u8; 8] = *b"skifflog";
 pub const SNAPSHOT_MAGIC: [u8; 8] = *b"skiffsnp";
 const FORMAT_VERSION: u32 = 1;
 
-/// Zeros are kept this far ahead of the write position, so that a sync changes no metadata.
+/// The file is filled with zeros this far ahead of the write position, so that fdatasync does not
+/// have to update metadata.
 const ALLOCATE_AHEAD_BYTES: u64 = 1 << 20;
-/// Batches this large gain nothing from it.
+/// Preallocation does not pay off for writes of this size.
 const LARGE_WRITE_BYTES: usize = 256 << 10;
-/// How much of it is written at once.
+/// The number of zeros written at once.
 const ZERO_CHUNK_BYTES: usize = 64 << 10;
 
-/// What a fault test may make fail.
+/// Disk operations that a test can make fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskOp {
     Create,
@@ -33,17 +35,17 @@ pub enum DiskOp {
     Rename,
 }
 
-/// Asked before each operation on the disk; an error makes it fail (a write, half-way through).
+/// Called before each disk operation. An error makes it fail (a write fails half-way).
 pub type FaultHook = Arc<dyn Fn(DiskOp) -> io::Result<()> + Send + Sync>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileHeader {
     pub salt: u32,
-    /// A segment's own number; in a snapshot, the first segment that is not part of it.
+    /// The number of a segment. In a snapshot, the number of the first segment after it.
     pub sequence: u64,
-    /// The newest revision before this file, or in this snapshot.
+    /// The current revision before the first record of a segment, or of a snapshot.
     pub base_revision: u64,
-    /// Where the segment before ended (0: there is none) and the `crc` of its last record.
+    /// The end of the previous segment (0: none) and the CRC of its last record.
     pub prev_end: u64,
     pub last_crc: u32,
 }
@@ -73,13 +75,13 @@ impl FileHeader {
             |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let read_u64 = |at: usize| u64::from(read_u32(at)) | u64::from(read_u32(at + 4)) << 32;
         if bytes[..8] != magic {
-            return Err("this is no file of the store".into());
+            return Err("not a store file, wrong magic".into());
         }
         if read_u32(60) != crc32c::crc32c(&bytes[..60]) {
-            return Err("the file's header is damaged".into());
+            return Err("file header checksum mismatch".into());
         }
         if read_u32(8) != FORMAT_VERSION {
-            return Err(format!("format version {} is not known, only {FORMAT_VERSION}", read_u32(8)));
+            return Err(format!("format version {} is not supported, only {FORMAT_VERSION}", read_u32(8)));
         }
         Ok(FileHeader {
             salt: read_u32(12),
@@ -99,47 +101,48 @@ pub fn snapshot_path(dir: &Path, sequence: u64) -> PathBuf {
     dir.join(format!("{sequence:016x}.snap"))
 }
 
-/// A new file readable by its owner alone; an old one of that name is emptied.
+/// Creates a file with mode 0600. An existing file is truncated.
 pub fn create_file(path: &Path, faults: &FaultHook) -> io::Result<File> {
     faults(DiskOp::Create)?;
     OpenOptions::new().read(true).write(true).create(true).truncate(true).mode(0o600).open(path)
 }
 
-/// Makes creations, renames and removals in the directory durable.
+/// Makes file creations, renames and removals in the directory durable.
 pub fn sync_dir(dir: &Path, faults: &FaultHook) -> io::Result<()> {
     faults(DiskOp::Sync)?;
     rustix::fs::fsync(File::open(dir)?).map_err(Into::into)
 }
 
-/// Gives a finished and synced file its name.
+/// Renames a complete and synced file to its final name.
 pub fn rename(from: &Path, to: &Path, faults: &FaultHook) -> io::Result<()> {
     faults(DiskOp::Rename)?;
     fs::rename(from, to)?;
-    // The parent of a bare file name is an empty path.
+    // The parent of a bare file name is the empty path.
     let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty());
     sync_dir(parent.unwrap_or(Path::new(".")), faults)
 }
 
-/// The segment being written.
+/// The segment that is written.
 pub struct Segment {
     file: File,
     faults: FaultHook,
     salt: u32,
     pub sequence: u64,
-    /// End of the records, and the `crc` of the last.
+    /// The end of the last record, and its CRC.
     pub position: u64,
     pub last_crc: u32,
-    /// The same two as of the last successful sync.
+    /// The same two values as of the last successful sync.
     pub synced: u64,
     pub synced_crc: u32,
-    /// End of the records that somebody has been told of.
+    /// The end of the records that have been acknowledged.
     pub committed: u64,
     allocated: u64,
     buffer: Vec<u8>,
 }
 
 impl Segment {
-    /// The file appears under its name whole: with header, zeros ahead and on disk.
+    /// Creates the file under a temporary name with its header and preallocated zeros, syncs and
+    /// renames it.
     pub fn create(dir: &Path, header: FileHeader, faults: &FaultHook) -> io::Result<Segment> {
         let path = segment_path(dir, header.sequence);
         let temp_path = path.with_extension("log.tmp");
@@ -165,8 +168,8 @@ impl Segment {
         Ok(segment)
     }
 
-    /// Writes the records in one go; they are durable after the next [`Segment::sync`].
-    /// After an error the segment must not be used again.
+    /// Appends the records with one write. They are durable after the next [`Segment::sync`]. After
+    /// an error the segment must not be used again.
     pub fn append<'a>(&mut self, records: impl Iterator<Item = Record<'a>>) -> io::Result<()> {
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.clear();
@@ -177,15 +180,15 @@ impl Segment {
         }
         self.append_bytes(&buffer)?;
         self.last_crc = last_crc;
-        // A rare large batch should not hold its memory for ever.
+        // Frees the memory of a rare large batch.
         if buffer.capacity() <= 4 << 20 {
             self.buffer = buffer;
         }
         Ok(())
     }
 
-    /// After an error the segment must not be used again: the kernel may have dropped what it could not
-    /// write and call the next sync a success.
+    /// After an error the segment must not be used again: the kernel may have dropped the dirty
+    /// pages and report success for the next sync.
     pub fn sync(&mut self) -> io::Result<()> {
         if self.synced < self.position {
             (self.faults)(DiskOp::Sync)?;
@@ -196,8 +199,8 @@ impl Segment {
         Ok(())
     }
 
-    /// After a failure: cuts off the writes that were refused because of it, if the disk lets us. If it does
-    /// not, they may be there after a restart, which is no worse than an answer lost on the way.
+    /// After a failure: truncates the writes that were rejected because of it. If that fails, they
+    /// may reappear after a restart, which clients must handle anyway, as with a lost response.
     pub fn truncate_to_committed(self) {
         let _ = self.file.set_len(self.committed);
     }
@@ -216,7 +219,7 @@ impl Segment {
             } else {
                 self.position
             };
-            // Made when it is needed: as a constant it would be in the program, zero by zero.
+            // Allocated at run time: a constant would take 64 KiB in the binary.
             let zeros = vec![0; ZERO_CHUNK_BYTES.min((end - self.allocated) as usize)];
             while self.allocated < end {
                 let len = zeros.len().min((end - self.allocated) as usize);

@@ -1,6 +1,8 @@
-//! All live data of one revision in one file: what lets old segments go, and what a backup is.
+//! Snapshots: all live data at one revision in one file. A snapshot replaces the segments before
+//! it, and is the format of backups.
 //!
-//! The file has a segment's form: a header, then records, then one that says how many there were.
+//! The file has a header and records like a segment. The last record contains the number of
+//! records.
 
 use std::fs;
 use std::io::{self, BufWriter, Write as _};
@@ -13,10 +15,10 @@ use super::record::{self, Record, RecordKind};
 use super::segment::{self, DiskOp, FaultHook, FileHeader, SNAPSHOT_MAGIC};
 use crate::Revision;
 
-/// Keys copied (by reference) under one hold of the lock, so that writes go on meanwhile.
+/// Keys that are copied (by reference) while the lock is held once, so that writes can continue.
 const PAGE_KEYS: usize = 256;
 
-/// Holds on to the versions of one revision for as long as it lives.
+/// Keeps all versions visible at one revision while it exists.
 pub struct PinnedRevision {
     mvcc: Arc<RwLock<MvccStore>>,
     pub revision: Revision,
@@ -35,8 +37,8 @@ impl Drop for PinnedRevision {
     }
 }
 
-/// Writes the pinned state to `path`, which appears whole and synced or not at all. `sequence` is the first
-/// segment with later writes; `stop` gives up.
+/// Writes the pinned state to `path`. The file is complete and synced, or does not exist.
+/// `sequence` is the first segment with later writes. `stop` cancels the snapshot.
 pub fn write(
     pin: &PinnedRevision,
     path: &Path,
@@ -112,7 +114,7 @@ fn write_temp_file(
     rustix::fs::fsync(&file).map_err(Into::into)
 }
 
-/// Removes what a snapshot has replaced: segments and snapshots before `sequence`.
+/// Removes segments and snapshots before `sequence`, which the snapshot replaces.
 pub fn remove_obsolete_files(dir: &Path, sequence: u64, faults: &FaultHook) -> io::Result<()> {
     for file in fs::read_dir(dir)? {
         let file = file?;

@@ -1,4 +1,4 @@
-//! The shared suite on this engine, and what only this engine promises.
+//! Runs the shared suite on the log engine, and tests what is specific to this engine.
 
 mod corruption;
 mod crash;
@@ -12,7 +12,7 @@ use super::*;
 use crate::suite::{self, create, delete, next_events, put, update};
 use crate::{Event, Expect};
 
-/// In memory if possible: these tests ask what is written, not how fast.
+/// On tmpfs if possible: these tests do not depend on a real disk.
 fn temp_dir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
@@ -21,7 +21,7 @@ fn open_store(dir: &Path) -> LogStore {
     LogStore::open(dir, Config::default()).unwrap()
 }
 
-/// What a crash now would leave behind.
+/// Copies the directory, as a crash at this moment would leave it.
 fn copy_dir(dir: &Path) -> tempfile::TempDir {
     let to = temp_dir();
     for file in fs::read_dir(dir).unwrap() {
@@ -137,7 +137,7 @@ async fn keys_expire_across_restart() {
 async fn snapshot_limits_log_size() {
     let dir = temp_dir();
     let snapshot_bytes = 64 << 10;
-    let config = Config { snapshot_bytes: snapshot_bytes, history_events: 10, ..Config::default() };
+    let config = Config { snapshot_bytes, history_events: 10, ..Config::default() };
     let store = LogStore::open(dir.path(), config.clone()).unwrap();
     let value = "x".repeat(1000);
     let mut revisions = Vec::new();
@@ -150,7 +150,7 @@ async fn snapshot_limits_log_size() {
     }
     let expected = list_entries(&store).await;
     store.close();
-    // Two megabytes have been written; the rest is zeros ahead of the log, twice.
+    // About two megabytes were written. The rest is preallocated zeros, twice.
     let size: u64 =
         fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().metadata().unwrap().len()).sum();
     assert!(size < 4 * snapshot_bytes + (2 << 20) + (64 << 10), "{size}");
@@ -177,7 +177,7 @@ async fn history_is_limited_by_events_bytes_and_age() {
         for _ in 0..200 {
             last = update(&store, "/a", &value, last).await;
         }
-        // Answered after what the writes before it left to do.
+        // The reply comes after the maintenance that the previous writes triggered.
         store.compact(1).await.unwrap();
         let oldest = last - store.read().compact_revision();
         assert!(oldest < max_history, "{oldest}");
@@ -205,8 +205,9 @@ async fn lazy_writes_are_visible_before_sync_and_revisions_are_not_reused() {
         last = store.write(write).await.unwrap();
         assert_eq!(store.get("/lease").await.unwrap().unwrap().revision, last);
     }
-    assert_eq!(syncs.load(Ordering::SeqCst) - before, 1, "for the reservation alone");
-    // The machine stops: of the lazy writes only the one that rode along with the reservation is sure.
+    assert_eq!(syncs.load(Ordering::SeqCst) - before, 1, "only for the reservation");
+    // Simulates a machine crash: only the lazy write that was synced with the reservation is
+    // certain to be on disk.
     let log = files_with_extension(dir.path(), "log").pop().unwrap();
     let segment_bytes = fs::read(&log).unwrap();
     let first_lazy = find_end(&segment_bytes, 3);
@@ -215,12 +216,12 @@ async fn lazy_writes_are_visible_before_sync_and_revisions_are_not_reused() {
     let after = open_store(synced.path());
     assert_eq!(after.get("/lease").await.unwrap().unwrap().value, "1");
     assert!(create(&after, "/b", "").await > last);
-    // After an orderly end nothing is skipped.
+    // A clean shutdown skips no revisions.
     drop(store);
     assert_eq!(create(&open_store(dir.path()), "/b", "").await, last + 1);
 }
 
-/// Where the `n`th record of a segment ends.
+/// The end offset of the `n`th record of a segment.
 fn find_end(bytes: &[u8], n: usize) -> usize {
     let mut at = segment::HEADER_BYTES;
     for _ in 0..n {
@@ -234,7 +235,7 @@ fn find_end(bytes: &[u8], n: usize) -> usize {
 async fn backup_during_writes_is_consistent() {
     let dir = temp_dir();
     let store = Arc::new(open_store(&dir.path().join("store")));
-    // Two keys that always move together: one is never more than a step ahead of the other.
+    // Two keys that are incremented alternately: one is never more than a step ahead of the other.
     let (mut left_revision, mut right_revision) =
         (create(&*store, "/l", "0").await, create(&*store, "/r", "0").await);
     let writer = {
@@ -293,7 +294,7 @@ async fn queued_writes_share_one_sync_and_are_invisible_before_it() {
         if op == DiskOp::Sync && block_sync_clone.load(Ordering::SeqCst) {
             let gates = gates.lock().unwrap();
             gates.0.send(()).unwrap();
-            // An error means that the test is over.
+            // The channel is closed when the test ends.
             let _ = gates.1.recv();
         }
         Ok(())
@@ -348,7 +349,7 @@ async fn uncontended_write_is_committed_by_caller() {
         assert_eq!(
             *synced_by_worker.lock().unwrap(),
             [by_thread],
-            "{uncontended_writes} alone with pace {sync_latency:?}"
+            "{uncontended_writes} uncontended writes with latency {sync_latency:?}"
         );
     };
     let new = |key: &str| put(key, "", Expect::Absent);

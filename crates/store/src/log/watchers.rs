@@ -1,12 +1,12 @@
-//! Who watches. Each is told of a batch by whoever commits it, before the writers are answered: what reads after a write
-//! then never waits for it.
+//! Active watches. The committer of a batch delivers its events before the writers get their
+//! results. So a reader that follows a write never has to wait for the watch.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 use super::mvcc::{MvccStore, event_key};
 use crate::{Error, Event, Listener, Revision, Watch, WatchSender};
 
-/// Events taken from history at a time.
+/// The number of events read from the history at a time.
 const HISTORY_CHUNK_EVENTS: usize = 512;
 
 #[derive(Default)]
@@ -16,13 +16,13 @@ pub struct Watchers {
 
 struct Watcher {
     prefix: Box<str>,
-    /// Everything up to here has been told.
+    /// All events up to this revision have been delivered.
     sent_revision: Revision,
     sender: WatchSender,
 }
 
 impl Watchers {
-    /// Tells what has happened since `after`, and then what will.
+    /// Delivers the events since `after` and registers the watch for later ones.
     pub fn add(
         &self,
         mvcc: &RwLock<MvccStore>,
@@ -30,7 +30,8 @@ impl Watchers {
         after: Revision,
         listener: Listener,
     ) -> Result<Watch, Error> {
-        // No batch is published before the watcher is listed. Locks are always taken in this order.
+        // The lock prevents a batch from being published between the replay and the registration.
+        // Lock order: the watcher list first, then the MVCC store.
         let mut list = self.lock();
         let (mut sender, watch) = WatchSender::new(listener);
         let mut sent_revision = after;
@@ -50,7 +51,7 @@ impl Watchers {
         Ok(watch)
     }
 
-    /// Tells of a batch that has just become visible and reaches up to `revision`.
+    /// Delivers a batch that has just become visible. `revision` is its last revision.
     pub fn publish(&self, batch: &[Event], revision: Revision) {
         self.lock().retain_mut(|watcher| {
             let is_new = |event: &&Event| {

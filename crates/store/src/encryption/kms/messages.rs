@@ -1,4 +1,4 @@
-//! The messages of `v2.KeyManagementService`, and the form of a value in the store.
+//! The messages of `v2.KeyManagementService`, and the stored format of an encrypted value.
 
 use std::collections::BTreeMap;
 
@@ -51,7 +51,7 @@ pub struct EncryptResponse {
     pub annotations: BTreeMap<String, Vec<u8>>,
 }
 
-/// A sealed value, and what its key is made of.
+/// An encrypted value with the information to obtain its key.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct EncryptedObject {
     #[prost(bytes = "vec", tag = "1")]

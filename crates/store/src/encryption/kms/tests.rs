@@ -13,7 +13,7 @@ use crate::encryption::{EncryptionRules, EncryptionStore, Provider};
 use crate::log::{Config, LogStore};
 use crate::{Expect, Store, Write};
 
-/// A service whose "encryption" turns every bit, under a key that may change.
+/// A fake service that "encrypts" by inverting bits, with a key ID that can be changed.
 #[derive(Default)]
 struct FakeKms {
     key_id: String,
@@ -52,7 +52,7 @@ impl FakeKms {
     }
 }
 
-/// Serves gRPC on a socket until the test ends.
+/// Serves gRPC on a Unix socket until the test ends.
 fn start_kms(path: &Path) -> Arc<StdMutex<FakeKms>> {
     let service = FakeKms { key_id: "1".into(), healthz: "ok".into(), calls: Vec::new() };
     let service = Arc::new(StdMutex::new(service));
@@ -66,7 +66,7 @@ fn start_kms(path: &Path) -> Arc<StdMutex<FakeKms>> {
                 async move {
                     let path = request.uri().path().to_owned();
                     let body = request.into_body().collect().await.unwrap().to_bytes();
-                    // A message is preceded by whether it is compressed, and its length.
+                    // A gRPC message has a five-byte prefix: a compression flag and its length.
                     let result = shared.lock().unwrap().handle(&path, &body[5..]);
                     let mut trailers = hyper::HeaderMap::new();
                     let mut frames = Vec::new();
@@ -110,9 +110,9 @@ async fn encrypt_uses_remote_key_and_cached_seed() {
     assert!(encrypted.starts_with(b"k8s:enc:kms:v2:cloud:"));
     assert!(!encrypted.windows(4).any(|part| part == b"hush"));
     assert_ne!(encrypted, first.encrypt("/a", b"hush hush").await.unwrap());
-    assert_eq!(service.lock().unwrap().calls, ["Status", "Encrypt"], "not for every value");
+    assert_eq!(service.lock().unwrap().calls, ["Status", "Encrypt"], "one seed for several values");
 
-    // Another server, which has to ask; and asks once.
+    // Another server has no cached seed. It calls the service once.
     let second = new_kms(&socket);
     for _ in 0..3 {
         let (plain, is_current) = second.decrypt("/a", &encrypted).await.unwrap().unwrap();
@@ -124,7 +124,7 @@ async fn encrypt_uses_remote_key_and_cached_seed() {
     assert!(second.decrypt("/a", b"k8s:enc:kms:v2:other:x").await.is_none());
     assert!(second.decrypt("/a", b"k8s:enc:kms:v2:cloud:\xff").await.unwrap().is_err());
 
-    // The service has a new key: new values are sealed with it, and old ones are stale.
+    // The service has a new key: new values use it, and old ones are stale.
     service.lock().unwrap().key_id = "2".into();
     first.state.lock().await.as_mut().unwrap().last_check -= STATUS_INTERVAL;
     let encrypted_again = first.encrypt("/a", b"x").await.unwrap();

@@ -1,4 +1,4 @@
-//! Torn tails are cut off, damage is refused: what the log looks like after every kind of accident.
+//! Torn tails are truncated, corruption is rejected.
 
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -9,14 +9,14 @@ use crate::log::record::{self, Record, RecordKind};
 
 const SECTOR_BYTES: usize = 512;
 
-/// A segment of batches that were each synced, but for the last.
+/// A segment of batches that were each synced, except for the last one.
 struct TestSegment {
     bytes: Vec<u8>,
-    /// Where each record ends.
+    /// The end offset of each record.
     ends: Vec<usize>,
-    /// Up to here all was synced, ...
+    /// The end of the synced part.
     synced: usize,
-    /// ... which are this many records.
+    /// The number of records in the synced part.
     synced_records: usize,
 }
 
@@ -46,7 +46,7 @@ fn write_segment(batch_lengths: &[Vec<usize>]) -> TestSegment {
         ends.extend((ends.len() + 1..=ends.len() + batch.len()).map(|n| find_end(&bytes, n)));
     }
     let mut bytes = fs::read(files_with_extension(dir.path(), "log").pop().unwrap()).unwrap();
-    // Some of the zeros ahead are as good as all.
+    // A part of the preallocated zeros is sufficient.
     bytes.truncate(ends.last().unwrap() + 2 * SECTOR_BYTES);
     TestSegment { bytes, ends, synced: synced as usize, synced_records }
 }
@@ -57,13 +57,13 @@ fn recover_bytes(bytes: &[u8]) -> Result<MvccStore, OpenError> {
     let dir = temp_dir();
     fs::write(dir.path().join("0000000000000001.log"), bytes).unwrap();
     let recovery = recover::recover(dir.path(), |_| {})?;
-    // Whatever was cut off is gone for good.
+    // A second recovery gives the same result: the truncation is durable.
     let second = recover::recover(dir.path(), |_| {}).unwrap();
     assert_eq!(second.mvcc.revision(), recovery.mvcc.revision());
     Ok(recovery.mvcc)
 }
 
-/// How many records came back; each is checked by the history being without gaps.
+/// The number of recovered records. The history must have no gaps.
 #[track_caller]
 fn count_records(memory: &MvccStore) -> usize {
     let count = memory.history_len();
@@ -79,12 +79,12 @@ fn assert_corrupt(result: Result<MvccStore, OpenError>, at: usize) {
             assert!(path.ends_with("0000000000000001.log"));
         }
         Err(other) => panic!("{other}"),
-        Ok(memory) => panic!("taken as {} records", memory.history_len()),
+        Ok(memory) => panic!("accepted as {} records", memory.history_len()),
     }
 }
 
 impl TestSegment {
-    /// Where the record that holds this byte begins.
+    /// The start of the record that contains this byte.
     fn record_start(&self, at: usize) -> usize {
         self.ends.iter().rev().find(|end| **end <= at).copied().unwrap_or(segment::HEADER_BYTES)
     }
@@ -103,7 +103,7 @@ fn batch_lengths() -> impl Strategy<Value = Vec<Vec<usize>>> {
     prop::collection::vec(prop::collection::vec(len, 1..5), 2..6)
 }
 
-/// The length of the record that tells of it begins with a zero.
+/// The length field of the record that proves the corruption may start with a zero byte.
 #[test]
 fn detects_zero_bytes_before_record_of_any_length() {
     for len in 2000..2300 {
@@ -143,7 +143,7 @@ fn rejects_every_single_bit_change() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(100))]
 
-    /// The machine stops while the last batch is on its way: any of its sectors may be missing.
+    /// The machine stops while the last batch is written: any of its sectors may be missing.
     #[test]
     fn missing_sectors_of_last_batch_keep_synced_records(
         batch_lengths in batch_lengths(), missing: Vec<bool>, cut: Index,
@@ -162,7 +162,7 @@ proptest! {
         prop_assert!(count_records(&recover_bytes(&segment.bytes[..at]).unwrap()) >= segment.synced_records);
     }
 
-    /// A hole where data had been synced, and a record after it that knows.
+    /// Zeros in synced data, followed by a record that proves the sync.
     #[test]
     fn rejects_zeros_in_synced_data(batch_lengths in batch_lengths(), from: Index, len in 1..2000usize) {
         let mut segment = write_segment(&batch_lengths);
@@ -183,7 +183,7 @@ proptest! {
         assert_corrupt(recover_bytes(&segment.bytes), segment.record_start(at));
     }
 
-    /// Whatever is in the file: an answer, no panic.
+    /// Recovery of arbitrary data does not panic.
     #[test]
     fn recovery_does_not_panic_on_random_bytes(batch_lengths in batch_lengths(), changes: Vec<(Index, u8)>, until: Index) {
         let mut segment = write_segment(&batch_lengths);
@@ -211,7 +211,7 @@ async fn rejects_truncated_missing_and_replaced_segments() {
     };
     assert!(reopen(&|_| {}).is_none());
     let name = |n: usize| logs[n].file_name().unwrap();
-    // An earlier segment must reach exactly to where the next one says.
+    // The previous segment must end exactly at the position in the next header.
     for cut in 1..60 {
         let error = reopen(&|dir| {
             let file = fs::OpenOptions::new().write(true).open(dir.join(name(1))).unwrap();
@@ -235,7 +235,7 @@ async fn rejects_truncated_missing_and_replaced_segments() {
         bytes[60..64].copy_from_slice(&crc.to_le_bytes());
         fs::write(file, bytes).unwrap();
     });
-    assert!(error.unwrap().to_string().contains("format version 2 is not known, only 1"));
-    // Left over from an unfinished start.
+    assert!(error.unwrap().to_string().contains("format version 2 is not supported, only 1"));
+    // A temporary file of an interrupted start.
     assert!(reopen(&|dir| fs::write(dir.join("00000000000000ff.log.tmp"), "x").unwrap()).is_none());
 }

@@ -1,5 +1,5 @@
-//! kill -9 in the middle of writing, again and again: every acknowledged write is there, and what was not
-//! acknowledged is there whole or not at all.
+//! Kills a writing process repeatedly: every acknowledged write must be present, and any other
+//! write completely or not at all.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write as _};
@@ -12,11 +12,11 @@ const WRITER_COUNT: usize = 8;
 const DIR_ENV: &str = "SKIFF_TEST_CRASH_DIR";
 
 fn config() -> Config {
-    // Small, so that segments and snapshots come and go all the time.
+    // Small limits, so that segments and snapshots are replaced all the time.
     Config { snapshot_bytes: 32 << 10, history_events: 100, ..Config::default() }
 }
 
-/// A value that cannot be half of another.
+/// A value with a checksum, so that a partial one is detected.
 fn value(key: &str, n: u64) -> String {
     let text = format!("{key} {n} {}", "x".repeat((n * 37 % 900) as usize));
     format!("{text} {}", crc32c::crc32c(text.as_bytes()))
@@ -29,8 +29,8 @@ fn parse_number(key: &str, found: &[u8]) -> u64 {
     n
 }
 
-/// Not a test of its own: the process that gets killed. Counts up one key per writer for ever and prints
-/// what has been acknowledged.
+/// Not a test by itself: the child process that is killed. Increments one key per writer and prints
+/// the acknowledged values.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn victim() {
     let Some(dir) = std::env::var_os(DIR_ENV) else { return };
@@ -61,7 +61,7 @@ async fn acked_writes_persist_after_kill() {
     let mut acked: HashMap<String, u64> = HashMap::new();
     let mut latest = 0;
     for round in 0..ROUNDS {
-        // From "just opened" to "many snapshots later".
+        // From a store that was just opened to one with many snapshots.
         let lines = round * round * 3 + 1;
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "log::tests::crash::victim", "--nocapture"])
@@ -74,7 +74,7 @@ async fn acked_writes_persist_after_kill() {
         let mut seen = 0;
         let mut line = String::new();
         while output.read_line(&mut line).unwrap() > 0 {
-            // A line without its end was not said.
+            // An incomplete line is ignored.
             if let Some((_, rest)) = line.split_once("acknowledged ")
                 && let Some(rest) = rest.strip_suffix('\n')
             {
@@ -89,13 +89,13 @@ async fn acked_writes_persist_after_kill() {
             line.clear();
         }
         child.wait().unwrap();
-        assert!(seen >= lines, "round {round}: it ended by itself after {seen} writes");
+        assert!(seen >= lines, "round {round}: child exited by itself after {seen} writes");
         let store = LogStore::open(dir.path(), config()).unwrap();
         assert!(store.revision().await.unwrap() >= latest);
         for (key, expected) in &mut acked {
             let entry = store.get(key).await.unwrap().expect("an acknowledged key");
             let n = parse_number(key, &entry.value);
-            // One more may have been on its way, and then it is what the next round begins with.
+            // One more write may have been in flight. The next round starts from it.
             assert!(
                 n == *expected || n == *expected + 1,
                 "round {round}: {key} is {n}, acknowledged {expected}"

@@ -1,4 +1,5 @@
-//! A disk that refuses: no write is answered that is not stored, reads go on, and so do writes once they can.
+//! Disk failures: no write is acknowledged that is not stored, reads continue, and writes succeed
+//! again once the disk accepts them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
@@ -7,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A switch that makes one kind of operation fail.
+/// A disk on which one kind of operation can be made to fail.
 fn failing_disk(op: DiskOp) -> (Config, Arc<AtomicBool>) {
     let broken = Arc::new(AtomicBool::new(false));
     let switch = broken.clone();
@@ -20,7 +21,7 @@ fn failing_disk(op: DiskOp) -> (Config, Arc<AtomicBool>) {
     (Config { faults, ..Config::default() }, broken)
 }
 
-/// Tries until the store takes the write again.
+/// Retries until the store accepts the write.
 async fn retry_write(store: &LogStore, write: Write) -> Revision {
     let started = std::time::Instant::now();
     loop {
@@ -55,7 +56,8 @@ async fn store_accepts_writes_after_disk_failure() {
             assert_eq!(store.get("/a").await.unwrap().unwrap().value, "1");
             assert_eq!(store.revision().await.unwrap(), lazy);
         }
-        // Killed now, it comes back with what was answered. Even of lazy writes, here.
+        // After a crash now, all acknowledged writes are recovered; in this case even the lazy
+        // ones.
         let crash_copy = copy_dir(dir.path());
         broken.store(false, Ordering::SeqCst);
         let b = retry_write(&store, put("/b", "1", Expect::Absent)).await;
@@ -105,7 +107,8 @@ async fn failed_snapshot_keeps_data() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Any operation may fail at any time; whatever was answered is there afterwards, crash or not.
+    /// Any operation may fail at any time. Acknowledged writes are present afterwards, with and
+    /// without a crash.
     #[test]
     fn acked_writes_persist_after_disk_faults(
         steps in prop::collection::vec((0..4u8, any::<bool>(), prop::option::weighted(0.15, 0..6u8)), 1..60),
@@ -113,7 +116,7 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let dir = temp_dir();
-            // Fails the operation after this many others; then the disk is well again.
+            // Fails one operation after this many others.
             let ops_until_fault = Arc::new(AtomicU64::new(u64::MAX));
             let ops_left = ops_until_fault.clone();
             let faults: FaultHook = Arc::new(move |_| {
@@ -149,7 +152,7 @@ proptest! {
             let before = list_entries(&store).await;
             store.close();
             drop(store);
-            // A write refused while failing may still be on its way when the process ends, no other.
+            // A write that was rejected during the failure may still be on disk, but no other.
             let after = open_store(dir.path());
             assert!(after.revision().await.unwrap() >= latest);
             let found = list_entries(&after).await;
@@ -160,7 +163,7 @@ proptest! {
     }
 }
 
-/// A file system of a few megabytes, for as long as it lives.
+/// A tmpfs of a few megabytes that is unmounted on drop.
 struct SmallTmpfs(tempfile::TempDir);
 
 impl SmallTmpfs {
