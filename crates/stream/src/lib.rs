@@ -1,9 +1,11 @@
-//! Handing a request on to somebody else: its answer comes back, and where both ends agree to speak something
-//! else than HTTP (SPDY, WebSocket), bytes go to and fro until one of them has had enough.
+//! Proxying of HTTP requests that may upgrade to another protocol (SPDY, WebSocket). The response
+//! is returned to the client. After an upgrade, bytes are copied in both directions until one side
+//! closes.
 //!
-//! Knows nothing of what is said over such a connection, so that whatever the far end speaks works. Read
-//! [`forward`]. For an end that does know there are [`spdy`] and, over WebSocket, [`messages`]; [`carry`] ties the one
-//! to the other.
+//! [`forward`] does not interpret the upgraded protocol. For an endpoint that does, there are
+//! [`spdy`] and, over WebSocket, [`websocket_codec`]; [`translator`] connects one to the other.
+//!
+//! Counterpart upstream: `k8s.io/apimachinery/pkg/util/proxy` (`UpgradeAwareHandler`).
 
 pub mod spdy;
 pub mod translator;
@@ -28,20 +30,20 @@ use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 
-/// A connection, whichever way it goes.
+/// A bidirectional connection of any kind.
 pub trait Conn: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Conn for T {}
 
-/// Makes connections, in whatever way leads there.
+/// Opens connections, directly or through a tunnel.
 pub type Dialer = Arc<dyn Fn(SocketAddr) -> DialFuture + Send + Sync>;
-/// A connection that is being made.
+/// A connection attempt in progress.
 pub type DialFuture = Pin<Box<dyn Future<Output = io::Result<Box<dyn Conn>>> + Send>>;
 
-/// How long an end that is told goodbye may take to hear it.
+/// The timeout for closing a connection.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What makes a request for another protocol one; everything else is between the two next to each other.
+/// The request headers that are forwarded for an upgrade.
 const UPGRADE_HEADERS: [&str; 7] = [
     "connection",
     "upgrade",
@@ -52,7 +54,7 @@ const UPGRADE_HEADERS: [&str; 7] = [
     "origin",
 ];
 
-/// What is between two that are next to each other, and no further.
+/// Headers that apply to a single connection (RFC 9110, 7.6.1).
 const HOP_BY_HOP_HEADERS: [&str; 9] = [
     "connection",
     "keep-alive",
@@ -65,28 +67,28 @@ const HOP_BY_HOP_HEADERS: [&str; 9] = [
     "upgrade",
 ];
 
-/// Why a request could not be handed on.
+/// A request could not be forwarded.
 #[derive(Debug, thiserror::Error)]
-#[error("the connection broke: {0}")]
+#[error("connection to the upstream server failed: {0}")]
 pub struct Error(#[from] hyper::Error);
 
-/// What is asked of the far end.
+/// A request to the upstream server.
 pub struct ForwardRequest<'a> {
     pub method: Method,
-    /// Path and query.
+    /// The path with the query.
     pub path: &'a str,
     pub host: &'a str,
-    /// Those of the original request; only what concerns another protocol is handed on.
+    /// The headers of the original request. Only the upgrade headers are forwarded.
     pub headers: &'a HeaderMap,
 }
 
-/// Whether the client wants to go on in another protocol.
+/// Whether the client requests a protocol upgrade.
 pub fn is_upgrade_request(headers: &HeaderMap) -> bool {
     connection_options(headers).any(|word| word.eq_ignore_ascii_case("upgrade"))
         && headers.contains_key(UPGRADE)
 }
 
-/// Takes out what concerns one connection only; what changes the protocol stays where that is wanted.
+/// Removes hop-by-hop headers. With `upgrade`, the headers of the upgrade are kept.
 pub fn strip_hop_by_hop_headers(headers: &mut HeaderMap, upgrade: bool) {
     let named: Vec<HeaderName> = connection_options(headers).filter_map(|name| name.parse().ok()).collect();
     let protocol = headers.get(UPGRADE).cloned().filter(|_| upgrade);
@@ -99,14 +101,15 @@ pub fn strip_hop_by_hop_headers(headers: &mut HeaderMap, upgrade: bool) {
     }
 }
 
-/// The headers that are named as those of one connection.
+/// The options of the `Connection` headers: names of further hop-by-hop headers.
 fn connection_options(headers: &HeaderMap) -> impl Iterator<Item = &str> {
     let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|text| text.split(',')).map(str::trim)
 }
 
-/// Asks over a fresh connection. Where the far end changes the protocol, `client` is tied to it as soon as the
-/// client has been given the answer. Dropping the answer's body ends the connection.
+/// Sends a request over a new connection. If the upstream server switches protocols, `client` is
+/// connected to it as soon as the client has received the response. Dropping the response body
+/// closes the connection.
 pub async fn forward<IO>(
     io: IO,
     forward_request: ForwardRequest<'_>,
@@ -119,7 +122,8 @@ where
     proxy_request(io, request, client).await
 }
 
-/// As [`forward`], but the connection in the other protocol is the caller's, by [`hyper::upgrade::on`] the answer.
+/// Like [`forward`], but the caller gets the upgraded connection from [`hyper::upgrade::on`] the
+/// response.
 pub async fn forward_upgrade<IO>(
     io: IO,
     forward_request: ForwardRequest<'_>,
@@ -148,7 +152,7 @@ fn build_request(forward_request: ForwardRequest<'_>, upgrade: bool) -> Request<
     request
 }
 
-/// As [`forward`], with a request that is sent as it is.
+/// Like [`forward`], with a request that is sent unchanged.
 pub async fn proxy_request<IO>(
     io: IO,
     request: Request<Full<Bytes>>,
@@ -160,7 +164,7 @@ where
     let (mut sender, connection) = http1::handshake(TokioIo::new(io)).await?;
     tokio::spawn(async move {
         if let Err(error) = connection.with_upgrades().await {
-            tracing::debug!(%error, "a connection that was forwarded to ended");
+            tracing::debug!(%error, "upstream connection failed");
         }
     });
     let mut response = sender.send_request(request).await?;
@@ -172,18 +176,20 @@ where
     Ok(response)
 }
 
-/// Ties the client to the far end as soon as the client has been given the answer.
+/// Connects the client to the upstream server once both upgrades are complete, which requires that
+/// the client has received the response.
 pub fn splice_on_upgrade(client: OnUpgrade, response: &mut Response<Incoming>) {
     let upstream = hyper::upgrade::on(response);
     tokio::spawn(async move {
         match tokio::try_join!(client, upstream) {
             Ok((client, upstream)) => splice(client, upstream).await,
-            Err(error) => tracing::debug!(%error, "an end went away while the protocol was changed"),
+            Err(error) => tracing::debug!(%error, "protocol upgrade failed"),
         }
     });
 }
 
-/// Carries bytes both ways until either end is done: then there is nobody left to talk to.
+/// Copies bytes in both directions until either side closes. A half-closed session has no reader
+/// left, so both directions end.
 async fn splice(client: Upgraded, upstream: Upgraded) {
     let (mut from_client, mut to_client) = tokio::io::split(TokioIo::new(client));
     let (mut from_upstream, mut to_upstream) = tokio::io::split(TokioIo::new(upstream));
@@ -192,7 +198,7 @@ async fn splice(client: Upgraded, upstream: Upgraded) {
         result = tokio::io::copy(&mut from_upstream, &mut to_client) => result,
     };
     if let Err(error) = result {
-        tracing::debug!(%error, "a tunnel broke");
+        tracing::debug!(%error, "upgraded connection failed");
     }
     let shutdown = async { tokio::join!(to_client.shutdown(), to_upstream.shutdown()) };
     let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, shutdown).await;

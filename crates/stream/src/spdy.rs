@@ -1,5 +1,6 @@
-//! SPDY/3.1, as far as Kubernetes' clients and servers speak it: streams that the client opens with a few headers, and
-//! data both ways. There is no flow control: none of them has it.
+//! SPDY/3.1, in the subset that Kubernetes clients and servers use: streams opened by the client
+//! with a few headers, and data in both directions. Flow control is omitted; no Kubernetes
+//! implementation has it.
 
 mod headers;
 
@@ -17,10 +18,10 @@ const PING: u16 = 6;
 const GOAWAY: u16 = 7;
 const FIN: u8 = 1;
 
-/// What the other side says.
+/// A frame from the peer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// Opens a stream; to be answered with [`Sender::accept`].
+    /// The client opens a stream. The server must respond with [`Sender::accept`].
     Open {
         stream: u32,
         headers: Vec<(String, String)>,
@@ -31,16 +32,15 @@ pub enum Frame {
         bytes: Vec<u8>,
         is_last: bool,
     },
-    /// Wants no more of a stream.
+    /// The peer aborts a stream.
     Reset {
         stream: u32,
     },
-    /// To be answered with [`Sender::ping`].
+    /// The receiver must respond with [`Sender::ping`].
     Ping(u32),
     GoAway,
 }
 
-/// Reads frames.
 pub struct Receiver<R> {
     io: R,
     received: Vec<u8>,
@@ -52,7 +52,7 @@ impl<R: AsyncRead + Unpin> Receiver<R> {
         Receiver { io, received: Vec::new(), header_decompressor: HeaderDecompressor::new() }
     }
 
-    /// The next frame; `None` when the client is gone. May be dropped half way and called again.
+    /// The next frame. `None` if the peer has disconnected. Cancel-safe.
     pub async fn next(&mut self) -> io::Result<Option<Frame>> {
         loop {
             if let Some(length) = self.frame_length()? {
@@ -68,12 +68,12 @@ impl<R: AsyncRead + Unpin> Receiver<R> {
         }
     }
 
-    /// The length of the first frame, once it is all there.
+    /// The length of the first frame, if it is complete.
     fn frame_length(&self) -> io::Result<Option<usize>> {
         let Some(header) = self.received.first_chunk::<8>() else { return Ok(None) };
         let length = u32::from_be_bytes([0, header[5], header[6], header[7]]) as usize + 8;
         if length > MAX_FRAME_BYTES {
-            return Err(invalid("a frame is too large"));
+            return Err(invalid("frame is too large"));
         }
         Ok((self.received.len() >= length).then_some(length))
     }
@@ -87,11 +87,12 @@ impl<R: AsyncRead + Unpin> Receiver<R> {
         Ok(match (first & 0xffff) as u16 {
             SYN_STREAM => {
                 let stream = read_u32(body, 0)? & 0x7fff_ffff;
-                let block = body.get(10..).ok_or_else(|| invalid("a stream without headers"))?;
+                let block = body.get(10..).ok_or_else(|| invalid("SYN_STREAM without headers"))?;
                 let headers = self.header_decompressor.decompress_headers(block)?;
                 Some(Frame::Open { stream, headers, is_last })
             }
-            // Their headers must pass through even if nobody wants them.
+            // Unused headers must be decompressed, too, because all blocks of a connection share
+            // the compression state.
             SYN_REPLY | 8 => {
                 self.header_decompressor.decompress_headers(body.get(4..).unwrap_or_default())?;
                 None
@@ -110,10 +111,9 @@ fn invalid(reason: &'static str) -> io::Error {
 
 fn read_u32(bytes: &[u8], at: usize) -> io::Result<u32> {
     let found = bytes.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
-    found.map(u32::from_be_bytes).ok_or_else(|| invalid("a frame is too short"))
+    found.map(u32::from_be_bytes).ok_or_else(|| invalid("frame is too short"))
 }
 
-/// Writes frames.
 pub struct Sender<W> {
     io: W,
     has_sent_headers: bool,
@@ -124,15 +124,15 @@ impl<W: AsyncWrite + Unpin> Sender<W> {
         Sender { io, has_sent_headers: false }
     }
 
-    /// Opens a stream, as clients do: with an odd number, larger than the last one.
+    /// Opens a stream as a client. The ID must be odd and greater than the previous one.
     pub async fn open(&mut self, stream: u32, headers: &[(&str, &str)]) -> io::Result<()> {
         let block = headers::stored_block(&headers::encode_headers(headers), !self.has_sent_headers);
         self.has_sent_headers = true;
-        // No stream it belongs to, the highest priority, no slot.
+        // No associated stream, highest priority, no slot.
         self.write_control_frame(SYN_STREAM, &[&stream.to_be_bytes()[..], &[0; 6], &block].concat()).await
     }
 
-    /// Takes a stream the client has opened.
+    /// Accepts a stream that the client has opened.
     pub async fn accept(&mut self, stream: u32) -> io::Result<()> {
         // No headers: a count of zero.
         let block = headers::stored_block(&0u32.to_be_bytes(), !self.has_sent_headers);
@@ -152,13 +152,13 @@ impl<W: AsyncWrite + Unpin> Sender<W> {
         self.write_control_frame(PING, &id.to_be_bytes()).await
     }
 
-    /// Wants no more of a stream.
+    /// Aborts a stream.
     pub async fn reset(&mut self, stream: u32) -> io::Result<()> {
         const CANCEL: u32 = 5;
         self.write_control_frame(RST_STREAM, &[stream.to_be_bytes(), CANCEL.to_be_bytes()].concat()).await
     }
 
-    /// Ends the connection.
+    /// Closes the connection.
     pub async fn close(&mut self) -> io::Result<()> {
         self.io.shutdown().await
     }

@@ -9,7 +9,8 @@ use tokio::sync::oneshot;
 
 use super::*;
 
-/// A far end that changes the protocol, repeats what it hears in the new one, and tells when it is over.
+/// An upstream server that switches protocols, echoes what it receives, and signals when the
+/// connection closes.
 fn echo(io: DuplexStream) -> oneshot::Receiver<()> {
     let (done, done_receiver) = oneshot::channel();
     let done = Arc::new(Mutex::new(Some(done)));
@@ -37,7 +38,8 @@ fn echo(io: DuplexStream) -> oneshot::Receiver<()> {
     done_receiver
 }
 
-/// A server that hands everything on to an echo; the client's end of a connection to it.
+/// A server that forwards everything to an echo server. Returns the client side of a connection to
+/// it.
 fn proxy() -> (DuplexStream, oneshot::Receiver<()>) {
     let (proxy_end, upstream_end) = duplex(1024);
     let done = echo(upstream_end);
@@ -74,7 +76,7 @@ async fn copies_bytes_after_upgrade_and_closes_upstream_with_client() {
     sent.and(got.map(drop)).expect("an echo");
     assert!(payload == received);
     drop((read, write));
-    done.await.expect("the far end is let go");
+    done.await.expect("the upstream connection is closed");
 }
 
 #[tokio::test]

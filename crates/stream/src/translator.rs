@@ -1,11 +1,15 @@
-//! Clients that speak WebSocket, tied to far ends that speak SPDY.
+//! Translates between clients that use WebSocket and servers that use SPDY.
 //!
-//! [`channels`] is for exec and attach: every message names its channel (v5 of the protocol, in which a client can say
-//! that a channel is over), and the far end has a stream for each. [`tunnel`] is for port-forward, where the messages
-//! hold the bytes of SPDY itself.
+//! [`translate`] is for exec and attach: every message starts with its channel
+//! (`v5.channel.k8s.io`, in which the client can close a channel), and the upstream server has a
+//! stream for each channel. [`tunnel_spdy`] is for port-forward, where the messages contain the
+//! SPDY bytes themselves.
 //!
-//! Both directions run by themselves, since either may have to wait for its reader while the other goes on: a command
-//! that repeats what it is told would stand still otherwise.
+//! Both directions run independently, because each may block on its reader. A single loop would
+//! deadlock on a command that echoes its input.
+//!
+//! Counterpart upstream: `k8s.io/apiserver/pkg/util/proxy` (`StreamTranslatorHandler`,
+//! `TunnelingHandler`).
 
 #[cfg(test)]
 mod tests;
@@ -19,25 +23,25 @@ use tokio::sync::mpsc;
 use crate::spdy::{self, Frame};
 use crate::websocket_codec::{self, Message};
 
-/// A message's channel, and what SPDY calls it.
+/// The channel numbers of the WebSocket protocol.
 const STDIN: u8 = 0;
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const ERROR: u8 = 3;
 const RESIZE: u8 = 4;
-/// In front of the number of a channel that is over.
+/// The first byte of a message that closes a channel.
 const STREAM_CLOSE: u8 = 255;
-/// Bytes given to SPDY at once, of which a frame holds less than 16 MiB.
+/// The maximum size of a data frame that is written at once. SPDY limits frames to 16 MiB.
 const MAX_DATA_FRAME_BYTES: usize = 256 << 10;
-/// Answers to pings on their way; whoever sends more of them unanswered gets none.
+/// The number of pongs that may be queued. Further pings are not answered.
 const MAX_PENDING_PINGS: usize = 4;
-/// How long a client is told nothing. kubectl listens before it knows what to do with what it hears, and throws away what
-/// comes in that moment; other runtimes are never that fast.
+/// The delay before the first message to a client. kubectl starts to read before it has registered
+/// its channels, and drops messages that arrive in between. Other runtimes never respond that fast.
 const CLIENT_START_DELAY: Duration = Duration::from_millis(5);
-/// For the client to hang up after it was told that all is over.
+/// The timeout for the client to close the connection after the session has ended.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The channels of a session.
+/// The streams of an exec or attach session.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionStreams {
     pub stdin: bool,
@@ -47,7 +51,8 @@ pub struct SessionStreams {
 }
 
 impl SessionStreams {
-    /// The streams to open: channel and SPDY's word for it. The number of each follows from its place.
+    /// The streams to open, as channel number and `streamtype`. The stream ID follows from the
+    /// index.
     fn streams(self) -> Vec<(u8, &'static str)> {
         let all = [
             (true, ERROR, "error"),
@@ -59,7 +64,8 @@ impl SessionStreams {
         all.into_iter().filter(|(enabled, ..)| *enabled).map(|(_, channel, name)| (channel, name)).collect()
     }
 
-    /// The channel that tells the client that it is connected: the first it reads.
+    /// The channel for the empty message that signals the connection: the first channel that the
+    /// client reads.
     fn ready_channel(self) -> u8 {
         match (self.stdout, self.stderr) {
             (true, _) => STDOUT,
@@ -73,7 +79,8 @@ fn stream_id(index: usize) -> u32 {
     u32::try_from(index * 2 + 1).unwrap_or(u32::MAX)
 }
 
-/// Carries a session until the far end is done, whose status is then the last that is told, or the client hangs up.
+/// Runs a session until the upstream server closes it or the client disconnects. The status of the
+/// upstream server is the last message.
 pub async fn translate(
     client: impl AsyncRead + AsyncWrite,
     upstream: impl AsyncRead + AsyncWrite,
@@ -90,7 +97,7 @@ pub async fn translate(
         upstream_sender.open(stream_id(index), &[("streamtype", name)]).await?;
     }
     let mut client_sender = websocket_codec::Sender::new(to_client);
-    // Meanwhile the command is on its way, which mostly takes as long.
+    // The upstream server starts the command in the meantime, which usually takes as long.
     tokio::time::sleep(CLIENT_START_DELAY).await;
     client_sender.data(&[&[session.ready_channel()]]).await?;
     let upstream_copy =
@@ -104,7 +111,7 @@ pub async fn translate(
     );
     tokio::select! {
         left = upstream_copy => return left,
-        told = client_copy => told?,
+        result = client_copy => result?,
     }
     let drain =
         async { while let Ok(Some(Message::Data(_) | Message::Ping(_))) = client_receiver.next().await {} };
@@ -113,7 +120,7 @@ pub async fn translate(
     Ok(())
 }
 
-/// What the client says, until it hangs up.
+/// Copies from the client to the upstream server until the client disconnects.
 async fn copy_to_upstream<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     client_receiver: &mut websocket_codec::Receiver<R>,
     upstream_sender: &mut spdy::Sender<W>,
@@ -154,7 +161,7 @@ async fn copy_to_upstream<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     }
 }
 
-/// What the far end says, until it has said all.
+/// Copies from the upstream server to the client until all streams are closed.
 async fn copy_to_client<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     mut upstream: spdy::Receiver<R>,
     client_sender: &mut websocket_codec::Sender<W>,
@@ -181,7 +188,8 @@ async fn copy_to_client<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
             Ok(Some(Frame::Data { stream, bytes, is_last })) => {
                 let Some(channel) = channel_of(stream) else { continue };
                 if channel == ERROR {
-                    // It comes last, whatever the order in which the far end ends its streams.
+                    // The status is sent last, in whatever order the upstream server closes its
+                    // streams. Clients stop reading after it.
                     status.extend(bytes);
                 } else if !bytes.is_empty() {
                     client_sender.data(&[&[channel], &bytes]).await?;
@@ -207,7 +215,7 @@ async fn copy_to_client<R: AsyncRead + Unpin, W: AsyncWrite + Unpin>(
     client_sender.close().await
 }
 
-/// Tells a client whose session could not begin why.
+/// Reports to a client why its session failed to start.
 pub async fn reject(
     client: impl AsyncRead + AsyncWrite,
     session: SessionStreams,
@@ -226,7 +234,7 @@ pub async fn reject(
     Ok(())
 }
 
-/// A Status of a session that ended without one.
+/// The Status for a session that ended without one.
 pub fn internal_error_status(reason: &str) -> String {
     serde_json::json!({
         "metadata": {}, "status": "Failure", "reason": "InternalError", "code": 500,
@@ -236,7 +244,7 @@ pub fn internal_error_status(reason: &str) -> String {
     .to_string()
 }
 
-/// Carries the bytes inside a client's messages until either end is done.
+/// Copies the bytes in a client's messages until either side closes.
 pub async fn tunnel_spdy(
     client: impl AsyncRead + AsyncWrite,
     upstream: impl AsyncRead + AsyncWrite,

@@ -1,8 +1,9 @@
-//! A connection by which whoever was called can call back: the caller offers it ([`offer`]), and the other side dials
-//! places through it ([`Tunnel::dial`]) that it could not reach by itself.
+//! A reverse tunnel: a node that connects to a server serves the tunnel ([`serve_tunnel`]), and the
+//! server opens connections through it ([`Tunnel::dial`]) to addresses that it could not reach
+//! directly.
 //!
-//! After an upgrade the roles of HTTP/2 are turned around: the side that was called sends requests of CONNECT, each of
-//! which becomes a connection of its own. HTTP/2 also finds out when the other side is gone.
+//! After an HTTP upgrade the roles of HTTP/2 are reversed: the server side sends CONNECT requests,
+//! each of which becomes a connection. HTTP/2 pings detect a dead peer.
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,9 +22,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 
-/// What is asked for in an upgrade.
+/// The upgrade protocol.
 pub const UPGRADE_PROTOCOL: &str = "skiff-tunnel";
-/// How long the other side may be silent, twice.
+/// The HTTP/2 ping interval, and the timeout for the response.
 const KEEPALIVE_PERIOD: Duration = Duration::from_secs(10);
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -34,7 +35,7 @@ pub struct Tunnel {
 }
 
 impl Tunnel {
-    /// Begins to use a connection that was offered. It lasts for as long as the future that comes with it is polled.
+    /// Starts to use an upgraded connection. The tunnel works while the returned future is polled.
     pub async fn from_upgraded(
         upgraded: Upgraded,
     ) -> Result<(Tunnel, impl Future<Output = ()>), hyper::Error> {
@@ -47,13 +48,13 @@ impl Tunnel {
             .await?;
         let driver = async move {
             if let Err(error) = connection.await {
-                tracing::debug!(%error, "a tunnel broke");
+                tracing::debug!(%error, "tunnel connection failed");
             }
         };
         Ok((Tunnel { sender }, driver))
     }
 
-    /// A connection from the other side to a place it lets us reach.
+    /// Opens a connection from the other side to an address that it allows.
     pub async fn dial(&self, host: &str, port: u16) -> io::Result<TokioIo<Upgraded>> {
         let authority =
             if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
@@ -68,22 +69,23 @@ impl Tunnel {
         }
     }
 
-    /// Whether it can still be used.
+    /// Whether the tunnel is still connected.
     pub fn is_open(&self) -> bool {
         !self.sender.is_closed()
     }
 }
 
-/// Why a tunnel could not be offered, or ended.
+/// The reason why a tunnel could not be established, or has ended.
 #[derive(Debug, thiserror::Error)]
 pub enum TunnelError {
-    #[error("the connection broke")]
+    #[error("tunnel connection failed")]
     Connection(#[from] hyper::Error),
-    #[error("the server answered with HTTP {0}")]
+    #[error("server returned HTTP status {0}")]
     Rejected(u16),
 }
 
-/// Offers a tunnel to a server at `path` and connects it to those places that are `allowed`, until it ends.
+/// Connects a tunnel to a server at `path` and serves it until it closes. Only `allowed` addresses
+/// can be dialed.
 pub async fn serve_tunnel<IO>(
     io: IO,
     host: &str,
@@ -108,7 +110,7 @@ where
         return Err(TunnelError::Rejected(response.status().as_u16()));
     }
     let upgraded = hyper::upgrade::on(response).await?;
-    tracing::debug!("a tunnel is there");
+    tracing::debug!("tunnel established");
     let service = service_fn(move |request| handle_connect(request, allowed.clone()));
     hyper::server::conn::http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
@@ -142,7 +144,7 @@ async fn handle_connect(
     tokio::spawn(async move {
         let Ok(client) = hyper::upgrade::on(request).await else { return };
         if let Err(error) = tokio::io::copy_bidirectional(&mut TokioIo::new(client), &mut upstream).await {
-            tracing::debug!(%error, "a connection through a tunnel broke");
+            tracing::debug!(%error, "connection through tunnel failed");
         }
     });
     Ok(Response::new(Empty::new()))

@@ -1,6 +1,6 @@
-//! Percent escapes in the paths and queries of requests.
+//! Percent-encoding in request paths and queries.
 
-/// Undoes `%20`; what is not a valid escape stands for itself.
+/// Decodes percent-encoding. Invalid sequences stay unchanged.
 pub fn unescape(text: &str) -> String {
     if !text.contains('%') {
         return text.to_owned();
@@ -25,7 +25,7 @@ pub fn unescape(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// The names and values of a query, where a space may be written `+`.
+/// The decoded names and values of a query string, where `+` means a space.
 pub fn parse_query(query: &str) -> impl Iterator<Item = (String, String)> {
     query.split('&').filter(|pair| !pair.is_empty()).map(|pair| {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));

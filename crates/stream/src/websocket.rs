@@ -1,5 +1,7 @@
-//! What a server has to say, told over a WebSocket to clients that speak nothing else, browsers above all. What
-//! they say themselves is not listened to, but that they hang up is.
+//! Watch responses and logs over WebSocket, for clients that cannot read HTTP streams, such as
+//! browsers. Messages from the client are ignored, except for the close.
+//!
+//! Counterpart upstream: `k8s.io/apimachinery/pkg/util/httpstream/wsstream`.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -15,22 +17,22 @@ use crate::is_upgrade_request;
 
 const BASE64_PROTOCOL: &str = "base64.binary.k8s.io";
 const BINARY_PROTOCOL: &str = "binary.k8s.io";
-/// The frame that says that all went well and is over.
+/// A close frame with the status code 1000 (normal closure).
 const CLOSE_FRAME: &[u8] = &[0x88, 2, 0x03, 0xe8];
 
-/// Whether the client wants a WebSocket.
+/// Whether the client requests a WebSocket upgrade.
 pub fn is_websocket_request(headers: &HeaderMap) -> bool {
     let named = headers.get(UPGRADE).and_then(|value| value.to_str().ok());
     is_upgrade_request(headers) && named.is_some_and(|name| name.eq_ignore_ascii_case("websocket"))
 }
 
-/// The protocols a client offers to speak in its messages, as it prefers them.
+/// The subprotocols that the client offers, in its order of preference.
 pub fn requested_protocols(headers: &HeaderMap) -> Vec<&str> {
     let values = headers.get_all("sec-websocket-protocol").iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).map(str::trim).filter(|name| !name.is_empty()).collect()
 }
 
-/// The answer that begins a WebSocket with the protocol that was chosen; `None` if the client asks in a way of its own.
+/// The upgrade response with the chosen subprotocol. `None` if the request has no valid key.
 pub fn accept(headers: &HeaderMap, selected: Option<&'static str>) -> Option<Response<()>> {
     let key = headers.get("sec-websocket-key")?.to_str().ok()?;
     let mut response = Response::new(());
@@ -45,7 +47,8 @@ pub fn accept(headers: &HeaderMap, selected: Option<&'static str>) -> Option<Res
     Some(response)
 }
 
-/// Tells `chunks`, a message each. The answer begins it; `None` if the client offers no form that is known.
+/// Sends `chunks` over a WebSocket, one message each. Returns the upgrade response, or `None` if
+/// the client offers no supported subprotocol.
 pub fn serve_chunks(
     headers: &HeaderMap,
     client: OnUpgrade,
@@ -68,7 +71,7 @@ pub fn serve_chunks(
             client_closed = tokio::io::copy(&mut from, &mut sink) => client_closed.map(drop),
         };
         if let Err(error) = result {
-            tracing::debug!(%error, "a WebSocket broke");
+            tracing::debug!(%error, "WebSocket connection failed");
         }
         let _ = tokio::time::timeout(crate::SHUTDOWN_TIMEOUT, to.shutdown()).await;
     });
@@ -93,7 +96,7 @@ async fn send_chunks(
     to.flush().await
 }
 
-/// A whole message: its kind, its length in as few bytes as will do, itself.
+/// A complete message frame with the shortest length encoding.
 fn encode_frame(first_byte: u8, message: &[u8]) -> Bytes {
     let mut out = BytesMut::with_capacity(message.len() + 10);
     out.put_u8(first_byte);
@@ -130,10 +133,10 @@ mod tests {
     async fn sends_all_chunks_and_then_close_frame() {
         let mut out = Vec::new();
         let chunks = futures_util::stream::iter([Bytes::from_static(b"a"), Bytes::from_static(b"bc")]);
-        send_chunks(&mut out, chunks.clone(), false).await.expect("memory never breaks");
+        send_chunks(&mut out, chunks.clone(), false).await.expect("writing to memory succeeds");
         assert_eq!(out, b"\x82\x01a\x82\x02bc\x88\x02\x03\xe8");
         out.clear();
-        send_chunks(&mut out, chunks, true).await.expect("memory never breaks");
+        send_chunks(&mut out, chunks, true).await.expect("writing to memory succeeds");
         assert_eq!(out, b"\x81\x04YQ==\x81\x04YmM=\x88\x02\x03\xe8");
     }
 }

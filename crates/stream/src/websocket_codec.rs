@@ -1,11 +1,12 @@
-//! WebSocket, the server's side: messages both ways over a connection that was upgraded (RFC 6455).
+//! The server side of WebSocket (RFC 6455): messages in both directions over an upgraded
+//! connection.
 
 use std::io;
 
 use base64::Engine as _;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-/// A message larger than this is from somebody who means no good.
+/// The maximum size of a message. Larger ones are rejected.
 const MAX_MESSAGE_BYTES: u64 = 32 << 20;
 const CONTINUATION: u8 = 0;
 const TEXT: u8 = 1;
@@ -14,7 +15,7 @@ const CLOSE: u8 = 8;
 const PING: u8 = 9;
 const PONG: u8 = 10;
 
-/// What the answer to an upgrade proves its understanding with.
+/// The value of `Sec-WebSocket-Accept` for a `Sec-WebSocket-Key`.
 pub fn accept_key(key: &str) -> String {
     const ACCEPT_GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
     let digest = ring::digest::digest(
@@ -24,20 +25,19 @@ pub fn accept_key(key: &str) -> String {
     base64::engine::general_purpose::STANDARD.encode(digest)
 }
 
-/// What the client says.
+/// A message from the client.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Message {
     Data(Vec<u8>),
-    /// To be answered with [`Sender::pong`].
+    /// The server must respond with [`Sender::pong`].
     Ping(Vec<u8>),
     Close,
 }
 
-/// Reads messages.
 pub struct Receiver<R> {
     io: R,
     received: Vec<u8>,
-    /// The parts of a message so far.
+    /// The fragments of an incomplete message.
     message: Vec<u8>,
 }
 
@@ -46,14 +46,14 @@ impl<R: AsyncRead + Unpin> Receiver<R> {
         Receiver { io, received: Vec::new(), message: Vec::new() }
     }
 
-    /// The next message; `None` when the client is gone. May be dropped half way and called again.
+    /// The next message. `None` if the client has disconnected. Cancel-safe.
     pub async fn next(&mut self) -> io::Result<Option<Message>> {
         loop {
             if let Some((header, body)) = take_frame(&mut self.received)? {
                 match header.opcode {
                     CONTINUATION | TEXT | BINARY => {
                         if self.message.len() as u64 + body.len() as u64 > MAX_MESSAGE_BYTES {
-                            return Err(invalid("a message is too large"));
+                            return Err(invalid("message is too large"));
                         }
                         self.message.extend(body);
                         if header.is_last {
@@ -63,7 +63,7 @@ impl<R: AsyncRead + Unpin> Receiver<R> {
                     PING => return Ok(Some(Message::Ping(body))),
                     CLOSE => return Ok(Some(Message::Close)),
                     PONG => {}
-                    _ => return Err(invalid("an unknown kind of frame")),
+                    _ => return Err(invalid("unknown frame opcode")),
                 }
                 continue;
             }
@@ -83,12 +83,12 @@ fn invalid(reason: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, reason)
 }
 
-/// Takes the first frame off what was received, once it is all there.
+/// Removes the first frame from `received` if it is complete.
 fn take_frame(received: &mut Vec<u8>) -> io::Result<Option<(FrameHeader, Vec<u8>)>> {
     let [first, second, ..] = received[..] else { return Ok(None) };
     let header = FrameHeader { opcode: first & 0x0f, is_last: first & 0x80 != 0 };
     if second & 0x80 == 0 {
-        return Err(invalid("a client's frame without a mask"));
+        return Err(invalid("client frame is not masked"));
     }
     let (length, start) = match second & 0x7f {
         126 => match received.get(2..4).and_then(|bytes| bytes.try_into().ok()) {
@@ -102,9 +102,9 @@ fn take_frame(received: &mut Vec<u8>) -> io::Result<Option<(FrameHeader, Vec<u8>
         short => (u64::from(short), 2),
     };
     if length > MAX_MESSAGE_BYTES {
-        return Err(invalid("a frame is too large"));
+        return Err(invalid("frame is too large"));
     }
-    let end = start + 4 + usize::try_from(length).map_err(|_| invalid("a frame is too large"))?;
+    let end = start + 4 + usize::try_from(length).map_err(|_| invalid("frame is too large"))?;
     if received.len() < end {
         return Ok(None);
     }
@@ -115,7 +115,6 @@ fn take_frame(received: &mut Vec<u8>) -> io::Result<Option<(FrameHeader, Vec<u8>
     Ok(Some((header, body)))
 }
 
-/// Writes messages.
 pub struct Sender<W> {
     io: W,
 }
@@ -133,7 +132,7 @@ impl<W: AsyncWrite + Unpin> Sender<W> {
         self.write_frame(PONG, &[body]).await
     }
 
-    /// Says goodbye; nothing may follow.
+    /// Sends a close frame and closes the connection.
     pub async fn close(&mut self) -> io::Result<()> {
         const NORMAL_CLOSURE: u16 = 1000;
         self.write_frame(CLOSE, &[&NORMAL_CLOSURE.to_be_bytes()]).await?;

@@ -1,6 +1,7 @@
-//! Headers of streams: one compressed conversation in each direction, begun with words everybody knows.
+//! SPDY header blocks: one zlib stream per direction, with a preset dictionary.
 //!
-//! What comes is inflated; what goes is only wrapped, since all of it together is a few dozen bytes.
+//! Received blocks are decompressed. Sent blocks are stored without compression, because their
+//! total size is a few dozen bytes.
 
 use std::io;
 use std::sync::LazyLock;
@@ -10,12 +11,12 @@ use miniz_oxide::inflate::core::{DecompressorOxide, decompress, inflate_flags};
 
 use super::{invalid, read_u32};
 
-/// As far as deflate looks back.
+/// The window size of deflate.
 const WINDOW_BYTES: usize = 32 << 10;
 const MAX_HEADERS: u32 = 100;
 const MAX_HEADER_BYTES: usize = 64 << 10;
 
-/// The dictionary of SPDY/3: these words, each with its length, and the text behind them.
+/// The dictionary of SPDY/3: these words, each with a length prefix, followed by the text.
 const DICTIONARY_WORDS: &str = "options head post put delete trace accept accept-charset accept-encoding accept-language \
     accept-ranges age allow authorization cache-control connection content-base content-encoding content-language \
     content-length content-location content-md5 content-range content-type date etag expect expires from host if-match \
@@ -41,12 +42,12 @@ static DICTIONARY: LazyLock<Vec<u8>> = LazyLock::new(|| {
     bytes
 });
 
-/// The client's headers so far, which the next ones refer back to.
+/// The decompression state of a connection. Later blocks refer to earlier ones.
 pub struct HeaderDecompressor {
     state: Box<DecompressorOxide>,
     window: Vec<u8>,
     position: usize,
-    /// Of the bytes in front of the first block: its header and the dictionary's checksum.
+    /// The remaining bytes of the zlib header and dictionary checksum before the first block.
     prefix_bytes: usize,
 }
 
@@ -60,7 +61,7 @@ impl HeaderDecompressor {
     /// The headers in a block.
     pub fn decompress_headers(&mut self, block: &[u8]) -> io::Result<Vec<(String, String)>> {
         let skipped = self.prefix_bytes.min(block.len());
-        // The second byte says whether there is a dictionary; without one its checksum is not there either.
+        // The FDICT bit of the second byte. Without a dictionary, there is no checksum.
         if self.prefix_bytes == 6 && block.get(1).is_some_and(|flags| flags & 0x20 == 0) {
             self.prefix_bytes = 0;
             return self.decompress_headers(block.get(2..).unwrap_or_default());
@@ -84,7 +85,7 @@ impl HeaderDecompressor {
             match status {
                 TINFLStatus::NeedsMoreInput | TINFLStatus::Done => return Ok(text),
                 TINFLStatus::HasMoreOutput => {}
-                _ => return Err(invalid("headers that cannot be inflated")),
+                _ => return Err(invalid("cannot decompress headers")),
             }
         }
     }
@@ -102,12 +103,12 @@ fn parse(text: &[u8]) -> io::Result<Vec<(String, String)>> {
         at += 4 + length;
         bytes
             .map(|bytes| String::from_utf8_lossy(bytes).into_owned())
-            .ok_or_else(|| invalid("a header is cut short"))
+            .ok_or_else(|| invalid("header is truncated"))
     };
     (0..count).map(|_| Ok((word()?, word()?))).collect()
 }
 
-/// Headers as they are written down, before they are compressed.
+/// Encodes headers without compression.
 pub fn encode_headers(headers: &[(&str, &str)]) -> Vec<u8> {
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX).to_be_bytes();
     let mut text = count(headers.len()).to_vec();
@@ -118,11 +119,12 @@ pub fn encode_headers(headers: &[(&str, &str)]) -> Vec<u8> {
     text
 }
 
-/// Wraps headers without compressing them.
+/// Wraps encoded headers in a stored deflate block.
 pub fn stored_block(text: &[u8], is_first: bool) -> Vec<u8> {
     let length = u16::try_from(text.len()).unwrap_or_default();
     let start: &[u8] = if is_first { &[0x78, 0x01] } else { &[] };
-    // An empty block behind it is what tells the other side that there is no more to wait for.
+    // An empty stored block flushes the stream (Z_SYNC_FLUSH), so that the peer can decode the
+    // headers at once.
     let end = [0, 0, 0, 0xff, 0xff];
     [start, &[0], &length.to_le_bytes(), &(!length).to_le_bytes(), text, &end].concat()
 }

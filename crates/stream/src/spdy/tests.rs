@@ -1,7 +1,6 @@
 use super::*;
 
-/// The first two headers of a real client (Go's, with the dictionary), and then what it sent next in the same
-/// conversation is made here without compression.
+/// A SYN_STREAM frame with uncompressed headers.
 fn syn_stream_frame(stream: u32, headers: &[(&str, &str)], is_first: bool) -> Vec<u8> {
     let block = headers::stored_block(&headers::encode_headers(headers), is_first);
     let body = [&stream.to_be_bytes()[..], &[0; 6], &block].concat();
@@ -11,7 +10,8 @@ fn syn_stream_frame(stream: u32, headers: &[(&str, &str)], is_first: bool) -> Ve
 #[test]
 fn dictionary_checksum_matches_spdy_3() {
     let known = headers::dictionary();
-    // Adler-32 of the dictionary, as every client writes it into its first headers.
+    // The Adler-32 checksum of the dictionary, which every client writes before its first header
+    // block.
     let (mut a, mut b) = (1u32, 0u32);
     for byte in known {
         a = (a + u32::from(*byte)) % 65_521;

@@ -3,13 +3,13 @@ use tokio::io::{DuplexStream, ReadHalf, WriteHalf, duplex};
 
 use super::*;
 
-/// A client's frame: masked, with zeros, which change nothing.
+/// A client frame. It is masked with zeros, which leave the content unchanged.
 fn frame(opcode: u8, body: &[u8]) -> Vec<u8> {
     let length = u16::try_from(body.len()).expect("short messages");
     [&[0x80 | opcode, 0x80 | 126][..], &length.to_be_bytes(), &[0; 4], body].concat()
 }
 
-/// What the server's frames hold, a line each.
+/// The content of server frames, one per line.
 fn render_frames(mut bytes: &[u8]) -> String {
     let mut out = String::new();
     while let [first, second, rest @ ..] = bytes {
@@ -36,7 +36,7 @@ struct SpdyUpstream {
     sender: spdy::Sender<WriteHalf<DuplexStream>>,
 }
 
-/// A session that is being carried: the client's end, the far end, how it went.
+/// A running session: the client side, the upstream side and its result.
 fn session(session: SessionStreams) -> (DuplexStream, SpdyUpstream, tokio::task::JoinHandle<io::Result<()>>) {
     let ((client, client_end), (upstream, upstream_end)) = (duplex(1 << 10), duplex(1 << 10));
     let task = tokio::spawn(translate(client_end, upstream_end, session));
@@ -81,7 +81,7 @@ async fn creates_stream_per_channel_and_sends_status_last() {
     }
     client.write_all(&frame(8, &[3, 232])).await.unwrap();
     task.await.unwrap().unwrap();
-    // When the pong goes out is nobody's business.
+    // The time of the pong is not deterministic.
     let rendered = render_frames(&received).replace("pong p\n", "");
     expect![[r#"
         1: 
@@ -100,8 +100,8 @@ async fn client_and_upstream_do_not_block_each_other() {
     for _ in 0..3 {
         receiver.next().await.unwrap();
     }
-    // A command that repeats what it is told, and a client that says all before it listens to the rest: more than
-    // what fits on the way in either direction.
+    // A command that echoes its input, and a client that sends everything before it reads: more
+    // data than the buffers hold in either direction.
     let echo = tokio::spawn(async move {
         let mut count = 0;
         while let Ok(Some(Frame::Data { bytes, is_last, .. })) = receiver.next().await {
@@ -139,7 +139,8 @@ async fn reports_internal_error_when_upstream_closes_early() {
     let mut received = Vec::new();
     while client.read_buf(&mut received).await.unwrap() > 0 && !received.ends_with(&[0x88, 2, 3, 232]) {}
     drop(client);
-    // The far end may be gone before the streams are open, which is told by the end alone.
+    // If the upstream server closes before the streams are open, the client only sees the end of
+    // the connection.
     if task.await.unwrap().is_ok() {
         check(
             &received,

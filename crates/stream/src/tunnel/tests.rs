@@ -4,7 +4,7 @@ use tokio::sync::mpsc;
 
 use super::*;
 
-/// A server that takes tunnels, a client that offers one, and the tunnel.
+/// A server, a client that serves a tunnel, and the tunnel.
 async fn tunnel(
     allowed: impl Fn(SocketAddr) -> bool + Send + Sync + 'static,
 ) -> (Tunnel, tokio::task::JoinHandle<()>) {
@@ -67,7 +67,7 @@ async fn dial_is_limited_to_allowed_addresses() {
     assert!(tunnel.is_open());
     serve_task.abort();
     let _ = serve_task.await;
-    assert!(tunnel.dial("127.0.0.1", echo_address.port()).await.is_err(), "nobody is there any more");
+    assert!(tunnel.dial("127.0.0.1", echo_address.port()).await.is_err(), "the tunnel is closed");
 }
 
 #[tokio::test]
