@@ -1,4 +1,4 @@
-//! The certificate for each name that clients ask for. Connections made after a change see the new ones.
+//! The TLS certificates by server name. New connections use the current ones.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use rustls::sign::CertifiedKey;
 
 const DEFAULT_CERTIFICATE_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
-/// By name.
+/// Selects a certificate by SNI.
 #[derive(Debug)]
 pub struct Certificates {
     by_name: RwLock<HashMap<String, Arc<CertifiedKey>>>,
-    /// For names that nobody has brought one for.
+    /// The self-signed default certificate, for names without another one.
     default_certificate: Arc<CertifiedKey>,
-    /// What the Secrets at hand hold, by UID, as of a resource version.
+    /// The parsed Secrets by UID.
     parsed_secrets: Mutex<HashMap<String, ParsedSecret>>,
 }
 
-/// As of which version, and what if it is any good.
+/// The resource version of a Secret, and its certificate if it is valid.
 type ParsedSecret = (String, Option<Arc<CertifiedKey>>);
 
 impl Certificates {
@@ -46,7 +46,7 @@ impl Certificates {
         }))
     }
 
-    /// TLS with these certificates; clients need none. HTTP/2 before HTTP/1.1.
+    /// The TLS configuration of the server: no client certificates, HTTP/2 preferred over HTTP/1.1.
     pub fn tls(self: &Arc<Self>) -> Result<ServerConfig, rustls::Error> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let mut config = ServerConfig::builder_with_provider(provider)
@@ -57,7 +57,8 @@ impl Certificates {
         Ok(config)
     }
 
-    /// Takes these in the place of all before; the first for a name counts.
+    /// Replaces all certificates. The first one for a name wins. Unchanged Secrets are not parsed
+    /// again.
     pub fn replace(&self, named: &[(String, Arc<Secret>)]) {
         let mut parsed_secrets = self.parsed_secrets.lock();
         let mut by_name = HashMap::new();
@@ -81,7 +82,7 @@ impl Certificates {
         let name = name.to_ascii_lowercase();
         let by_name = self.by_name.read();
         let wildcard = || by_name.get(&format!("*.{}", name.split_once('.')?.1));
-        // One for all hosts is that of an Ingress without any.
+        // The empty name is the host of a rule without one.
         let found = by_name.get(&name).or_else(wildcard).or_else(|| by_name.get(""));
         found.unwrap_or(&self.default_certificate).clone()
     }
@@ -93,7 +94,7 @@ impl ResolvesServerCert for Certificates {
     }
 }
 
-/// What a Secret holds; what cannot be used is told, without what is in it.
+/// Parses a `kubernetes.io/tls` Secret. An invalid one is logged without its content.
 fn parse_secret(secret: &Secret) -> Option<Arc<CertifiedKey>> {
     let text = |name: &str| {
         let bytes = secret.data.as_ref().and_then(|data| data.get(name));
@@ -102,7 +103,7 @@ fn parse_secret(secret: &Secret) -> Option<Arc<CertifiedKey>> {
     let key_pair = CertKeyPair { cert_pem: text("tls.crt"), key_pem: text("tls.key") };
     let parsed = pki::certified_key(&key_pair);
     parsed
-        .inspect_err(|error| tracing::warn!(%error, secret = %secret.key(), "a certificate cannot be used"))
+        .inspect_err(|error| tracing::warn!(%error, secret = %secret.key(), "invalid TLS secret, ignored"))
         .ok()
 }
 
@@ -156,12 +157,12 @@ mod tests {
         assert!(!Arc::ptr_eq(&of_a, &of_wild));
         assert!(Arc::ptr_eq(&all.find("x.b.io"), &all.default_certificate));
         assert!(Arc::ptr_eq(&all.find(""), &all.default_certificate));
-        // What has not changed is not read again, what has is.
+        // Unchanged Secrets are not parsed again, changed ones are.
         let newer = secret("w", "2", &self_signed_certificate("w.io"));
         all.replace(&[named("a.io", &a), named("*.io", &newer)]);
         assert!(Arc::ptr_eq(&of_a, &all.find("a.io")));
         assert!(!Arc::ptr_eq(&of_wild, &all.find("b.io")));
-        // One that is no good is as if it were not there.
+        // An invalid Secret is treated as missing.
         let broken = secret("a", "3", &CertKeyPair { cert_pem: String::new(), key_pem: String::new() });
         all.replace(&[named("a.io", &broken)]);
         assert!(Arc::ptr_eq(&all.find("a.io"), &all.default_certificate));

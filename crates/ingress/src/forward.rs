@@ -1,4 +1,4 @@
-//! Handing a request on to a pod, and its answer back, as they come.
+//! Proxies requests to pods. Bodies are streamed in both directions.
 
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
@@ -15,23 +15,23 @@ use crate::Shared;
 use crate::pool::PodConnection;
 use crate::table::{Backend, BackendAddr, BackendProtocol};
 
-/// How long a pod may take to begin its answer.
+/// The timeout for the response headers of a pod.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(300);
-/// So many pods are tried that cannot be reached.
+/// The maximum number of pods to try if connections fail.
 const MAX_ATTEMPTS: usize = 3;
 
 pub type Body = UnsyncBoxBody<Bytes, hyper::Error>;
 
-/// Where a request came from.
+/// The origin of a request.
 #[derive(Clone, Copy)]
 pub struct RequestSource {
     pub client: IpAddr,
-    /// Where it was heard.
+    /// The port that received the connection.
     pub port: u16,
     pub tls: bool,
 }
 
-/// Answers a request from outside.
+/// Handles a request from a client.
 pub async fn handle_request(
     shared: &Shared,
     source: RequestSource,
@@ -50,7 +50,7 @@ async fn proxy_request(
     source: RequestSource,
     mut request: Request<Incoming>,
 ) -> Result<Response<Body>, StatusCode> {
-    // Nobody is led anywhere but to pods.
+    // CONNECT would allow connections to arbitrary addresses.
     if request.method() == Method::CONNECT {
         return Err(StatusCode::METHOD_NOT_ALLOWED);
     }
@@ -76,7 +76,7 @@ async fn proxy_request(
     Ok(response.map(|body| body.boxed_unsync()))
 }
 
-/// Asks one pod after the other until one takes the request. What was sent is not sent to another.
+/// Tries several pods until one accepts the request. A request that was sent is not repeated.
 async fn send_with_retries(
     shared: &Shared,
     backend: &Backend,
@@ -87,7 +87,8 @@ async fn send_with_retries(
     }
     for backend_addr in backend.rotate().take(MAX_ATTEMPTS) {
         let address = backend_addr.address;
-        // Those that were kept may have been closed at the other end meanwhile; a new one is not.
+        // An idle connection may have been closed by the pod. A request that was not sent over it
+        // is retried over a new connection.
         if let Some(idle) = shared.pool.take_idle(backend_addr) {
             match send_once(shared, backend, backend_addr, idle, request).await? {
                 Ok(response) => return Ok(response),
@@ -101,15 +102,15 @@ async fn send_with_retries(
                 Err(unsent) => request = *unsent,
             },
             Err(error) => {
-                tracing::debug!(%error, %address, backend = backend.name, "a pod cannot be reached")
+                tracing::debug!(%error, %address, backend = backend.name, "cannot connect to pod")
             }
         }
     }
-    tracing::debug!(backend = backend.name, "no pod can be reached");
+    tracing::debug!(backend = backend.name, "no pod accepts connections");
     Err(StatusCode::BAD_GATEWAY)
 }
 
-/// The answer, or the request again if nothing of it was sent.
+/// Returns the response, or the request if none of it was sent.
 async fn send_once(
     shared: &Shared,
     backend: &Backend,
@@ -130,14 +131,14 @@ async fn send_once(
             Some(request) => Ok(Err(Box::new(request))),
             None => {
                 let error = error.into_error();
-                tracing::debug!(%error, address = %backend_addr.address, backend = backend.name, "a pod gave no answer");
+                tracing::debug!(%error, address = %backend_addr.address, backend = backend.name, "request to pod failed");
                 Err(StatusCode::BAD_GATEWAY)
             }
         },
     }
 }
 
-/// Whom a request is for, with the port if one is named.
+/// The requested host with its optional port.
 fn request_host<B>(request: &Request<B>) -> Option<String> {
     if let Some(authority) = request.uri().authority() {
         let port = authority.port().map(|port| format!(":{port}")).unwrap_or_default();
@@ -145,12 +146,12 @@ fn request_host<B>(request: &Request<B>) -> Option<String> {
     }
     match request.headers().get(header::HOST) {
         Some(value) => value.to_str().ok().map(str::to_owned),
-        // HTTP/1.0 has none.
+        // HTTP/1.0 requests may have no Host header.
         None => (request.version() < Version::HTTP_11).then(String::new),
     }
 }
 
-/// A host without its port.
+/// The host without its port.
 fn strip_port(host: &str) -> &str {
     match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|digit| digit.is_ascii_digit()) => name,
@@ -158,7 +159,7 @@ fn strip_port(host: &str) -> &str {
     }
 }
 
-/// Sends a client to the same place over TLS, with the same method.
+/// Redirects to the same URL with HTTPS. The status code keeps the method.
 fn redirect(host: &str, port: u16, uri: &Uri) -> Option<Response<Body>> {
     let name = strip_port(host);
     if name.is_empty() {
@@ -172,7 +173,8 @@ fn redirect(host: &str, port: u16, uri: &Uri) -> Option<Response<Body>> {
     Some(response)
 }
 
-/// Makes of a request to us one to a pod: as it expects it, for the same host, and saying for whom it is.
+/// Rewrites a client request into a request for a pod: protocol version, original host and
+/// forwarding headers.
 fn rewrite_request<B>(
     request: &mut Request<B>,
     host: &str,
@@ -184,14 +186,14 @@ fn rewrite_request<B>(
     let path = if path.starts_with('/') { path } else { "/" };
     let (uri, version) = match protocol {
         BackendProtocol { http2: false, .. } => (path.parse::<Uri>().ok()?, Version::HTTP_11),
-        // There the host is a part of the address.
+        // HTTP/2 sends the host in `:authority`, which comes from the URI.
         BackendProtocol { tls: true, .. } => (format!("https://{host}{path}").parse().ok()?, Version::HTTP_2),
         BackendProtocol { tls: false, .. } => (format!("http://{host}{path}").parse().ok()?, Version::HTTP_2),
     };
     *request.uri_mut() = uri;
     *request.version_mut() = version;
     let headers = request.headers_mut();
-    // gRPC wants to hear that its answers may end with more headers.
+    // gRPC servers require `te: trailers`.
     let trailers = headers.get(header::TE).cloned().filter(|te| protocol.http2 && te == "trailers");
     stream::strip_hop_by_hop_headers(headers, upgrade);
     headers.extend(trailers.map(|te| (header::TE, te)));
@@ -201,7 +203,7 @@ fn rewrite_request<B>(
         false => _ = headers.insert(header::HOST, value(host)?),
     }
     let client = value(&source.client.to_string())?;
-    // What clients say themselves is not to be believed.
+    // Values from clients are not trusted.
     headers.insert(HeaderName::from_static("x-forwarded-for"), client.clone());
     headers.insert(HeaderName::from_static("x-real-ip"), client);
     headers.insert(HeaderName::from_static("x-forwarded-host"), value(host)?);

@@ -1,9 +1,10 @@
-//! Ingress: the outside reaches Services by host and path, over HTTP and HTTPS.
+//! Ingress controller: routes HTTP and HTTPS requests to Services by host and path.
 //!
-//! [`table`] says, purely, who answers for a host and path; [`view`] makes that table of what the caches show and keeps
-//! it up to date, `certificates` has the certificate for each name, `forward` hands requests on to pods, and
-//! [`Ingress`] has the sockets. Requests and answers are streamed, never held. Serves those Ingresses whose class names
-//! [`CONTROLLER`]. Keeps no state beside the caches of the process.
+//! [`table`] selects the backend for a host and path without I/O. [`view`] builds that table from
+//! the caches, and `status` keeps it up to date. `certificates` selects the certificate for a
+//! server name, `forward` proxies requests to pods, and [`IngressServer`] owns the sockets.
+//! Requests and responses are streamed, never buffered. Serves Ingresses whose class has
+//! [`CONTROLLER`] as controller. All state comes from the caches of the process.
 
 mod certificates;
 mod forward;
@@ -27,14 +28,14 @@ pub use relay::relay;
 pub use serve::IngressServer;
 pub use status::Config;
 
-/// What a class names as its controller to have its Ingresses served here.
+/// The `spec.controller` of the IngressClass that is served here.
 pub const CONTROLLER: &str = "skiff.dev/ingress";
-/// On a node that passes on what comes for Ingresses to one that serves them: `"true"`.
+/// The annotation of a node that relays Ingress connections to a node that serves them: `"true"`.
 pub const RELAY_ANNOTATION: &str = "skiff.dev/ingress";
-/// Marks the class of Ingresses that name none.
+/// The annotation of the IngressClass for Ingresses without a class.
 const DEFAULT_CLASS_ANNOTATION: &str = "ingressclass.kubernetes.io/is-default-class";
 
-/// The class that is there from the start.
+/// The IngressClass that exists by default.
 pub fn ingress_class() -> IngressClass {
     IngressClass {
         metadata: ObjectMeta {
@@ -46,12 +47,12 @@ pub fn ingress_class() -> IngressClass {
     }
 }
 
-/// What the parts share.
+/// State shared by all connections.
 struct Shared {
     table: parking_lot::RwLock<Arc<table::RouteTable>>,
     certificates: Arc<certificates::Certificates>,
     pool: pool::Pool,
-    /// Where HTTPS is served; zero where it is not.
+    /// The port of HTTPS, or 0 if it is not served.
     https_port: AtomicU16,
     metrics: Arc<Metrics>,
 }

@@ -1,4 +1,4 @@
-//! What is counted.
+//! Metrics of the Ingress controller.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-/// Requests by the code of their answer, and how many are under way.
+/// Requests by response code, and the number of open connections.
 #[derive(Default)]
 pub struct Metrics {
     responses_by_code: Mutex<BTreeMap<u16, u64>>,
@@ -25,15 +25,15 @@ impl Metrics {
         };
     }
 
-    /// Appends everything in Prometheus' text form.
+    /// Appends all metrics in the Prometheus text format.
     pub fn write(&self, out: &mut String) {
         let name = "skiff_ingress_requests_total";
-        let _ = writeln!(out, "# HELP {name} Requests from outside, by code.\n# TYPE {name} counter");
+        let _ = writeln!(out, "# HELP {name} Ingress requests by response code.\n# TYPE {name} counter");
         for (code, count) in &*self.responses_by_code.lock() {
             let _ = writeln!(out, "{name}{{code=\"{code}\"}} {count}");
         }
         let name = "skiff_ingress_connections";
-        let _ = writeln!(out, "# HELP {name} Connections from outside that are open.\n# TYPE {name} gauge");
+        let _ = writeln!(out, "# HELP {name} Open client connections.\n# TYPE {name} gauge");
         let _ = writeln!(out, "{name} {}", self.open_connections.load(Ordering::Relaxed));
     }
 }

@@ -1,4 +1,4 @@
-//! Connections to pods that are kept for the next request.
+//! A pool of idle connections to pods.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -20,20 +20,20 @@ use tokio_rustls::TlsConnector;
 
 use crate::table::BackendAddr;
 
-/// How long a pod may take to take our call.
+/// The timeout for connecting to a pod, including TLS.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a connection is kept that nobody uses.
+/// Idle connections are closed after this time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How many of these for each pod.
+/// The maximum number of idle HTTP/1.1 connections per pod address.
 const MAX_IDLE_CONNECTIONS: usize = 32;
 
-/// The straight way to pods.
+/// Connects to pods directly.
 pub fn direct_dialer() -> Dialer {
     Arc::new(|to| {
         Box::pin(async move {
             let stream = TcpStream::connect(to).await?;
             let _ = stream.set_nodelay(true);
-            // Pods that vanish without a word are noticed.
+            // Keepalive detects pods that disappear without closing the connection.
             let _ = sockopt::set_socket_keepalive(&stream, true);
             let _ = sockopt::set_tcp_keepidle(&stream, IDLE_TIMEOUT);
             Ok(Box::new(stream) as Box<dyn Conn>)
@@ -41,15 +41,15 @@ pub fn direct_dialer() -> Dialer {
     })
 }
 
-/// One end of a connection to a pod.
+/// The sending side of a connection to a pod.
 pub enum PodConnection {
-    /// For one request at a time.
+    /// One request at a time.
     Http1(http1::SendRequest<Incoming>),
-    /// For many.
+    /// Multiplexed requests.
     Http2(http2::SendRequest<Incoming>),
 }
 
-/// Why there is no answer; with the request if nothing of it was sent.
+/// The error of a request. Contains the request if none of it was sent.
 pub type SendError = TrySendError<Request<Incoming>>;
 
 impl PodConnection {
@@ -68,16 +68,17 @@ impl PodConnection {
     }
 }
 
-/// The connections that can be used just now, by where they lead.
+/// Idle connections by address.
 #[derive(Clone)]
 pub struct Pool {
     idle: Arc<Mutex<IdleConnections>>,
     dial: Dialer,
-    /// What pods show over TLS is not looked at: they are known by address only. For each version of HTTP.
+    /// One connector for HTTP/1.1 and one for HTTP/2. The certificates of pods are not verified,
+    /// because pods are identified by address only.
     tls: [TlsConnector; 2],
 }
 
-/// With when they were last used.
+/// With the time of their last use.
 type IdleConnections = HashMap<BackendAddr, Vec<(PodConnection, Instant)>>;
 
 impl Pool {
@@ -88,7 +89,8 @@ impl Pool {
         Ok(Pool { idle: Arc::default(), dial, tls: [http1, Arc::new(http2)].map(TlsConnector::from) })
     }
 
-    /// One that was kept, the last used first.
+    /// Takes an idle connection, the most recently used first. An HTTP/2 connection is shared, so
+    /// it stays in the pool.
     pub fn take_idle(&self, backend_addr: BackendAddr) -> Option<PodConnection> {
         let mut idle = self.idle.lock();
         let connections = idle.get_mut(&backend_addr)?;
@@ -104,7 +106,7 @@ impl Pool {
         None
     }
 
-    /// A new one.
+    /// Opens a new connection.
     pub async fn dial(&self, backend_addr: BackendAddr) -> io::Result<PodConnection> {
         let connect = async {
             let stream = (self.dial)(backend_addr.address).await?;
@@ -118,8 +120,8 @@ impl Pool {
         tokio::time::timeout(DIAL_TIMEOUT, connect).await?
     }
 
-    /// Keeps a connection once it can be used for another request: where there is one at a time, once its answer is
-    /// read to the end. One whose answer is not wanted any more closes.
+    /// Returns a connection to the pool once it can be reused: an HTTP/1.1 connection after the
+    /// response body is read completely. If the body is dropped earlier, the connection closes.
     pub fn release(&self, backend_addr: BackendAddr, sender: PodConnection) {
         let mut sender = match sender {
             PodConnection::Http2(_) => return self.put_idle(backend_addr, sender, 1),
@@ -142,18 +144,18 @@ impl Pool {
         }
     }
 
-    /// Closes what leads to a pod that has closed its end.
+    /// Closes the idle connections to an address, because the pod has closed one.
     pub fn close_idle(&self, backend_addr: BackendAddr) {
         self.idle.lock().remove(&backend_addr);
     }
 
-    /// Closes what leads elsewhere.
+    /// Closes idle connections to all other addresses.
     pub fn retain(&self, backend_addrs: &HashSet<BackendAddr>) {
         self.idle.lock().retain(|backend_addr, _| backend_addrs.contains(backend_addr));
     }
 }
 
-/// Over whatever it is: each type of connection would cost all of HTTP once more.
+/// Takes a boxed stream, because each stream type would instantiate all of hyper again.
 async fn start_connection(stream: Box<dyn Conn>, backend_addr: BackendAddr) -> io::Result<PodConnection> {
     let (stream, address) = (TokioIo::new(stream), backend_addr.address);
     if !backend_addr.protocol.http2 {
@@ -162,7 +164,8 @@ async fn start_connection(stream: Box<dyn Conn>, backend_addr: BackendAddr) -> i
         tokio::spawn(async move { log_connection_end(connection.await, address) });
         return Ok(PodConnection::Http1(sender));
     }
-    // Without signs of life on it: servers of gRPC send away who asks for those more than twice without need.
+    // No HTTP/2 keepalive: gRPC servers close connections with more than two pings without data
+    // (too_many_pings).
     let (sender, connection) =
         http2::handshake(TokioExecutor::new(), stream).await.map_err(io::Error::other)?;
     tokio::spawn(async move { log_connection_end(connection.await, address) });
@@ -171,6 +174,6 @@ async fn start_connection(stream: Box<dyn Conn>, backend_addr: BackendAddr) -> i
 
 fn log_connection_end(result: Result<(), hyper::Error>, address: SocketAddr) {
     if let Err(error) = result {
-        tracing::debug!(%error, %address, "a connection to a pod ended");
+        tracing::debug!(%error, %address, "pod connection failed");
     }
 }

@@ -1,4 +1,4 @@
-//! The sockets: connections from outside, and how long they may take for what.
+//! Accepts client connections and applies limits and timeouts.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -27,18 +27,18 @@ use crate::status::{self, Config};
 use crate::{Metrics, Shared};
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// To send the headers of a request, the pause before them included.
+/// The timeout for the headers of a request, including the idle time before it.
 const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(60);
-/// How much these may be.
+/// The maximum size of the headers.
 const MAX_HEADER_BYTES: u32 = 64 << 10;
-/// How HTTP/2 begins, and no request of HTTP/1.1 does.
+/// The start of the HTTP/2 connection preface. No HTTP/1.1 request starts with it.
 const HTTP2_PREFACE: &[u8; 4] = b"PRI ";
-/// Streams on one connection of HTTP/2.
+/// The limit of concurrent streams per HTTP/2 connection.
 const MAX_CONCURRENT_STREAMS: u32 = 250;
-/// Connections open at a time; more wait to be accepted.
+/// The limit of open connections. Further ones wait to be accepted.
 const MAX_CONNECTIONS: usize = 8192;
 
-/// The way in for requests from outside.
+/// The servers for HTTP and HTTPS.
 #[derive(Clone)]
 pub struct IngressServer {
     shared: Arc<Shared>,
@@ -47,7 +47,8 @@ pub struct IngressServer {
 }
 
 impl IngressServer {
-    /// Begins to follow the cluster; nothing is served yet.
+    /// Starts to watch the cluster. Call [`IngressServer::serve_http`] and
+    /// [`IngressServer::serve_https`] to accept connections.
     pub fn start(ctx: &Ctx, config: Config) -> Result<IngressServer, pki::Error> {
         let shared = Arc::new(Shared {
             table: RwLock::default(),
@@ -65,12 +66,12 @@ impl IngressServer {
         self.shared.metrics.clone()
     }
 
-    /// Serves HTTP until told to stop.
+    /// Serves HTTP until shutdown.
     pub async fn serve_http(self, listener: TcpListener) {
         self.serve(listener, None).await;
     }
 
-    /// Serves HTTPS until told to stop.
+    /// Serves HTTPS until shutdown.
     pub async fn serve_https(self, listener: TcpListener) {
         match self.shared.certificates.tls() {
             Ok(tls) => {
@@ -86,7 +87,8 @@ impl IngressServer {
         let port = listener.local_addr().map_or(0, |address| address.port());
         loop {
             let accept = async {
-                let permit = self.semaphore.clone().acquire_owned().await.expect("never closed");
+                let permit =
+                    self.semaphore.clone().acquire_owned().await.expect("the semaphore is never closed");
                 (listener.accept().await, permit)
             };
             let (accepted, permit) = tokio::select! {
@@ -107,7 +109,7 @@ impl IngressServer {
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
+                    tracing::warn!(%error, "failed to accept connection, will retry");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
             }
@@ -115,7 +117,7 @@ impl IngressServer {
     }
 }
 
-/// Counts a connection for as long as it is open.
+/// Counts a connection while it is open.
 struct OpenConnection(Arc<Metrics>);
 
 impl Drop for OpenConnection {
@@ -132,12 +134,13 @@ async fn handle_connection(
     shared.metrics.record_connection(true);
     let _open = OpenConnection(shared.metrics.clone());
     let _ = stream.set_nodelay(true);
-    // Clients that vanish without a word are noticed, however long a connection may be silent.
+    // Keepalive detects clients that disappear without closing the connection, even if idle
+    // connections are allowed.
     let _ = sockopt::set_socket_keepalive(&stream, true);
     let _ = sockopt::set_tcp_keepidle(&stream, HEADER_READ_TIMEOUT);
     let source = RequestSource { client: client.ip().to_canonical(), port, tls: tls.is_some() };
     let Some(acceptor) = tls else {
-        // The first bytes tell which version it is; a client without any has said nothing yet.
+        // The first bytes distinguish HTTP/2 with prior knowledge from HTTP/1.1.
         let mut first = [0; HTTP2_PREFACE.len()];
         if let Ok(Ok(_)) = tokio::time::timeout(HEADER_READ_TIMEOUT, stream.peek(&mut first)).await {
             serve_stream(shared, source, stream, first == *HTTP2_PREFACE).await;
@@ -147,7 +150,7 @@ async fn handle_connection(
     let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake failed"),
-        Err(_) => return tracing::debug!("TLS handshake took too long"),
+        Err(_) => return tracing::debug!("TLS handshake timed out"),
     };
     let http2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     serve_stream(shared, source, stream, http2).await;

@@ -1,4 +1,4 @@
-//! Following the cluster, and telling where Ingresses are served.
+//! Updates the routes when the cluster changes, and the status of Ingresses.
 
 use std::collections::{BTreeSet, HashSet};
 use std::net::IpAddr;
@@ -16,22 +16,23 @@ use tokio::sync::{Notify, watch};
 use crate::view::{self, Plan, View};
 use crate::{RELAY_ANNOTATION, Shared};
 
-/// What comes together is worked out together; far below the second in which what is deleted must be gone.
+/// Changes within this time are processed together. Far below the second within which a deleted
+/// Ingress must be gone.
 const BATCH_DELAY: Duration = Duration::from_millis(20);
-/// How long to wait until telling again what could not be told.
+/// The delay before a failed status update is retried.
 const STATUS_RETRY: Duration = Duration::from_secs(5);
 
-/// How this is set up.
+/// The configuration of the Ingress controller.
 pub struct Config {
-    /// Who may write the status of Ingresses.
+    /// A client with permission to update the status of Ingresses.
     pub client: Client,
-    /// Where this node is reached, which may change.
+    /// The address of this node, which may change.
     pub address: watch::Receiver<Option<IpAddr>>,
-    /// How pods are reached.
+    /// Opens connections to pods.
     pub dial: stream::Dialer,
 }
 
-/// What the plan of the moment depends on.
+/// The Services and Secrets that the current plan refers to. Only their changes trigger an update.
 #[derive(Default)]
 struct Dependencies {
     services: BTreeSet<Key>,
@@ -62,7 +63,7 @@ impl View for CacheView {
     }
 }
 
-/// Keeps the table as the cluster is until told to stop.
+/// Keeps the routes in sync with the cluster until shutdown.
 pub(crate) async fn run(ctx: Ctx, config: Config, shared: Arc<Shared>) {
     let changed = Arc::new(Notify::new());
     let dependencies: Arc<RwLock<Dependencies>> = Arc::default();
@@ -98,7 +99,8 @@ pub(crate) async fn run(ctx: Ctx, config: Config, shared: Arc<Shared>) {
             services: std::mem::take(&mut plan.services),
             secrets: std::mem::take(&mut plan.secrets),
         };
-        // What changed between looking and saying what matters was not heard.
+        // Changes of newly referenced objects before this point did not trigger a notification, so
+        // the plan is built again.
         let has_new = {
             let mut dependencies = dependencies.write();
             let known = &mut *dependencies;
@@ -141,7 +143,7 @@ fn notify_on_change<T: reconcile::Object>(
     });
 }
 
-/// Puts a plan in the place of the one before; gives back what is served by it.
+/// Applies a plan. Returns the Ingresses that it serves.
 fn apply_plan(shared: &Shared, plan: Plan) -> Vec<Arc<Ingress>> {
     shared.certificates.replace(&plan.certificates);
     let backend_addrs: HashSet<_> = plan.table.backend_addrs().collect();
@@ -150,7 +152,7 @@ fn apply_plan(shared: &Shared, plan: Plan) -> Vec<Arc<Ingress>> {
     plan.ingresses
 }
 
-/// Tells in the status of Ingresses where they are served. Whether that went well.
+/// Updates `status.loadBalancer` of the Ingresses. Returns whether all updates succeeded.
 async fn update_statuses(ctx: &Ctx, config: &Config, ingresses: &[Arc<Ingress>]) -> bool {
     let Some(address) = *config.address.borrow() else { return true };
     let relay_ips: Vec<String> = ctx.caches.nodes().all().iter().filter_map(relay_ip).collect();
@@ -167,7 +169,7 @@ async fn update_statuses(ctx: &Ctx, config: &Config, ingresses: &[Arc<Ingress>])
         let patch = Patch::Merge(json!({"status": {"loadBalancer": {"ingress": desired}}}));
         match config.client.patch_status::<Ingress>(&ingress.key(), &patch).await {
             Err(error) if !error.is_not_found() => {
-                tracing::warn!(%error, ingress = %ingress.key(), "cannot tell where an Ingress is served");
+                tracing::warn!(%error, ingress = %ingress.key(), "failed to update ingress status, will retry");
                 succeeded = false;
             }
             _ => {}
@@ -176,7 +178,8 @@ async fn update_statuses(ctx: &Ctx, config: &Config, ingresses: &[Arc<Ingress>])
     succeeded
 }
 
-/// Ours, those of other nodes that serve it too, and those of nodes that pass requests on.
+/// The address of this node, those of other nodes that serve the Ingress, and those of relaying
+/// nodes.
 fn desired_addresses(
     current: &[String],
     own: IpAddr,
@@ -193,8 +196,8 @@ fn desired_addresses(
     desired
 }
 
-/// Whether a node has this address and may serve Ingresses itself; what is known of those that only pass on is known
-/// better.
+/// Whether a node with this address may serve Ingresses itself. Relaying nodes are excluded;
+/// [`relay_ip`] decides about them.
 fn is_ingress_node(ctx: &Ctx, ip: &str) -> bool {
     ctx.caches.nodes().all().iter().any(|node| {
         let addresses = node.status.as_ref().and_then(|status| status.addresses.as_ref());
@@ -203,7 +206,7 @@ fn is_ingress_node(ctx: &Ctx, ip: &str) -> bool {
     })
 }
 
-/// Where a node is reached that is well and passes on what comes for Ingresses.
+/// The address of a ready node that relays Ingress connections.
 fn relay_ip(node: &Arc<Node>) -> Option<String> {
     let status = node.status.as_ref()?;
     let ready = |known: &NodeCondition| known.type_ == "Ready" && known.status == "True";

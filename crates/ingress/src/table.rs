@@ -1,45 +1,45 @@
-//! Who answers for a host and path. Pure.
+//! Route lookup by host and path. Does no I/O.
 //!
-//! The most exact host counts: the very name before `*.domain`, that before rules for all hosts. Then the longest path
-//! that matches counts, an exact one before a prefix. What nobody answers for goes to a default backend, of an Ingress
-//! with rules for that host if there is one. Where two Ingresses say the same, the older one is right.
+//! The most specific host wins: an exact name before `*.domain` before rules for all hosts. Then
+//! the longest matching path wins, an exact one before a prefix. Requests without a match go to a
+//! default backend, preferably that of an Ingress with rules for the host. If two Ingresses have
+//! the same rule, the older one wins.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Which paths a rule is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathType {
     Exact,
-    /// By whole elements: `/a` is for `/a/b` but not for `/ab`.
+    /// Matches by path elements: `/a` matches `/a/b` but not `/ab`.
     Prefix,
 }
 
-/// How pods expect to be spoken to.
+/// The protocol that pods expect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct BackendProtocol {
     pub tls: bool,
-    /// HTTP/2 from the first byte, as gRPC needs it; otherwise HTTP/1.1.
+    /// HTTP/2 with prior knowledge, as required by gRPC. Otherwise HTTP/1.1.
     pub http2: bool,
 }
 
-/// Where a connection leads, and how it is spoken over.
+/// The address of a pod with its protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BackendAddr {
     pub address: SocketAddr,
     pub protocol: BackendProtocol,
 }
 
-/// Those who answer.
+/// The pods that requests are sent to.
 #[derive(Debug, Default)]
 pub struct Backend {
-    /// As it is named in logs.
+    /// The name in logs.
     pub name: String,
     pub addresses: Vec<SocketAddr>,
     pub protocol: BackendProtocol,
-    /// Whether who comes without TLS is sent away to come with it.
+    /// Whether HTTP requests are redirected to HTTPS.
     pub redirect: bool,
     next_index: AtomicUsize,
 }
@@ -49,7 +49,7 @@ impl Backend {
         Backend { name, addresses, ..Backend::default() }
     }
 
-    /// Everyone once, each time beginning with another.
+    /// All addresses once, starting with a different one each time (round robin).
     pub fn rotate(&self) -> impl Iterator<Item = BackendAddr> {
         let start = self.next_index.fetch_add(1, Ordering::Relaxed);
         let count = self.addresses.len();
@@ -61,32 +61,32 @@ impl Backend {
 /// One path of a rule.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// In lower case; empty for all.
+    /// In lower case. Empty matches all hosts.
     pub host: String,
     pub path: String,
     pub path_type: PathType,
     pub backend: Arc<Backend>,
 }
 
-/// All rules, by host.
+/// All rules by host.
 #[derive(Debug, Default)]
 pub struct RouteTable {
     exact_hosts: HashMap<String, HostRules>,
-    /// By what is behind the first dot.
+    /// By the domain after the first label.
     wildcard_hosts: HashMap<String, HostRules>,
     any_host: HostRules,
 }
 
 #[derive(Debug, Default)]
 struct HostRules {
-    /// The longest first, exact ones before prefixes; the older first among equals.
+    /// The longest path first, exact before prefix. The older rule first among equals.
     rules: Vec<(Vec<String>, Rule)>,
     default: Option<Arc<Backend>>,
 }
 
 impl RouteTable {
-    /// Rules of older Ingresses come first, and so do their default backends, each with a host it is for or, for
-    /// those without rules, `""`.
+    /// Builds the table. Rules and default backends of older Ingresses come first. A default
+    /// backend has one of its Ingress's hosts, or `""` if the Ingress has no rules.
     pub fn new(rules: Vec<Rule>, defaults: Vec<(String, Arc<Backend>)>) -> RouteTable {
         let mut table = RouteTable::default();
         for rule in rules {
@@ -103,7 +103,7 @@ impl RouteTable {
             .chain(table.wildcard_hosts.values_mut())
             .chain([&mut table.any_host]);
         for entry in entries {
-            // Stable, so that age still counts.
+            // The sort is stable, so older rules stay first.
             entry.rules.sort_by_key(|(elements, rule)| {
                 (std::cmp::Reverse(elements.len()), rule.path_type == PathType::Prefix)
             });
@@ -119,7 +119,7 @@ impl RouteTable {
         }
     }
 
-    /// Everybody who may be asked.
+    /// The addresses of all backends.
     pub fn backend_addrs(&self) -> impl Iterator<Item = BackendAddr> {
         let entries = self.exact_hosts.values().chain(self.wildcard_hosts.values()).chain([&self.any_host]);
         let backends = entries.flat_map(|entry| {
@@ -133,7 +133,7 @@ impl RouteTable {
         })
     }
 
-    /// Who answers, for a host without its port and a path without its query.
+    /// Finds the backend for a host without port and a path without query.
     pub fn find(&self, host: &str, path: &str) -> Option<&Arc<Backend>> {
         let host = host.trim_end_matches('.').to_ascii_lowercase();
         let domain = host.split_once('.').filter(|(first, _)| !first.is_empty()).map(|(_, domain)| domain);
@@ -156,7 +156,7 @@ impl HostRules {
     }
 }
 
-/// What is between the slashes; one at the end makes no difference.
+/// The path elements. A trailing slash makes no difference.
 fn elements(path: &str) -> impl Iterator<Item = &str> {
     path.split('/').filter(|element| !element.is_empty())
 }

@@ -1,4 +1,4 @@
-//! The table of the Ingresses there are, and the names there are certificates for.
+//! Builds the route table and the list of certificates from the Ingresses in the cluster.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -12,13 +12,13 @@ use reconcile::{Key, Object as _};
 use crate::table::{Backend, BackendProtocol, PathType, RouteTable, Rule};
 use crate::{CONTROLLER, DEFAULT_CLASS_ANNOTATION};
 
-/// From before classes had objects.
+/// The annotation that selected the class before the IngressClass resource existed.
 const CLASS_ANNOTATION: &str = "kubernetes.io/ingress.class";
 
-/// On an Ingress that is to be had over TLS only: `"true"`.
+/// The annotation of an Ingress that redirects HTTP to HTTPS: `"true"`.
 const SSL_REDIRECT_ANNOTATION: &str = "skiff.dev/ssl-redirect";
-/// What a port of a Service says as its protocol where pods expect something else than plain HTTP/1.1. Those without
-/// a prefix besides `https` are what others have come to understand.
+/// The `appProtocol` values of Service ports whose pods expect something other than plain HTTP/1.1.
+/// The values without prefix, except for `https`, are conventions of other Ingress controllers.
 const APP_PROTOCOLS: [(&str, BackendProtocol); 7] = [
     ("https", BackendProtocol { tls: true, http2: false }),
     ("kubernetes.io/wss", BackendProtocol { tls: true, http2: false }),
@@ -29,30 +29,31 @@ const APP_PROTOCOLS: [(&str, BackendProtocol); 7] = [
     ("grpcs", BackendProtocol { tls: true, http2: true }),
 ];
 
-/// What is seen of the cluster.
+/// Read access to the cluster.
 pub trait View {
     fn ingresses(&self) -> Vec<Arc<Ingress>>;
     fn classes(&self) -> Vec<Arc<IngressClass>>;
     fn service(&self, key: &Key) -> Option<Arc<Service>>;
     fn slices(&self, service: &Key) -> Vec<Arc<EndpointSlice>>;
-    /// Of type `kubernetes.io/tls`.
+    /// A Secret of type `kubernetes.io/tls`.
     fn secret(&self, key: &Key) -> Option<Arc<Secret>>;
 }
 
-/// What is to be served.
+/// The state to serve.
 #[derive(Default)]
 pub struct Plan {
     pub table: RouteTable,
-    /// Names, `*.domain` among them, and the Secrets with their certificates. Older ones first.
+    /// Host names, including `*.domain`, with the Secrets of their certificates. Older Ingresses
+    /// first.
     pub certificates: Vec<(String, Arc<Secret>)>,
     /// The Ingresses that are served.
     pub ingresses: Vec<Arc<Ingress>>,
-    /// Everything that this depends on, whether it is there or not.
+    /// All objects that the plan refers to, including missing ones.
     pub services: BTreeSet<Key>,
     pub secrets: BTreeSet<Key>,
 }
 
-/// Works out what is to be served.
+/// Builds the plan from the current state of the cluster.
 pub fn build_plan(view: &dyn View) -> Plan {
     let mut plan = Plan { ingresses: served_ingresses(view), ..Plan::default() };
     let mut backends: HashMap<(Key, String, bool), Arc<Backend>> = HashMap::new();
@@ -67,8 +68,13 @@ pub fn build_plan(view: &dyn View) -> Plan {
                 Some(service) => {
                     (Key::new(ingress.namespace(), &service.name), service.port.clone().unwrap_or_default())
                 }
-                // Something else than a Service: nobody here knows how to ask it.
-                None => return Arc::new(Backend::new(format!("of {}", ingress.key()), Vec::new())),
+                // A resource backend. They are not supported, so it has no addresses.
+                None => {
+                    return Arc::new(Backend::new(
+                        format!("resource backend of {}", ingress.key()),
+                        Vec::new(),
+                    ));
+                }
             };
             plan.services.insert(key.clone());
             let name = port.name.clone().unwrap_or_else(|| port.number.unwrap_or_default().to_string());
@@ -116,7 +122,7 @@ pub fn build_plan(view: &dyn View) -> Plan {
     plan
 }
 
-/// The Ingresses of our classes, the oldest first.
+/// The Ingresses of the served classes, oldest first.
 fn served_ingresses(view: &dyn View) -> Vec<Arc<Ingress>> {
     let has_own_controller = |class: &IngressClass| {
         class.spec.as_ref().and_then(|spec| spec.controller.as_deref()) == Some(CONTROLLER)
@@ -144,8 +150,8 @@ fn served_ingresses(view: &dyn View) -> Vec<Arc<Ingress>> {
     served
 }
 
-/// Where the pods behind a port of a Service listen: those that are ready, or else those that still serve. And how they
-/// expect to be spoken to.
+/// The addresses behind a Service port and their protocol: ready endpoints, or serving ones if none
+/// is ready.
 fn resolve_service_port(
     view: &dyn View,
     service: &Service,
@@ -178,7 +184,7 @@ fn resolve_service_port(
     ((if ready.is_empty() { serving } else { ready }).into_iter().collect(), protocol)
 }
 
-/// Whether an endpoint is ready, and whether it still serves.
+/// Whether an endpoint is ready, and whether it is serving.
 fn endpoint_state(endpoint: &Endpoint) -> (bool, bool) {
     let Some(conditions) = &endpoint.conditions else { return (true, true) };
     let ready = conditions.ready.unwrap_or(true);

@@ -1,4 +1,4 @@
-//! Requests from outside through real sockets, over a cluster in this process and with pods that are played.
+//! Requests over real sockets, with an API server in the test process and fake pods.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
@@ -28,7 +28,7 @@ use tokio_rustls::TlsConnector;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// An address of this machine that may stand in an EndpointSlice, which no loopback address may.
+/// An address of this machine that is valid in an EndpointSlice. Loopback addresses are not.
 fn non_loopback_address() -> Option<IpAddr> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).ok()?;
     socket.connect("198.51.100.1:9").ok()?;
@@ -73,7 +73,7 @@ impl TestCluster {
         self.client.create::<T>(&serde_json::from_value(object).unwrap()).await.unwrap()
     }
 
-    /// A Service whose pods listen at these ports.
+    /// Creates a Service whose pods listen on these ports.
     async fn service(&self, name: &str, ports: &[u16]) {
         let spec = json!({"ports": [{"port": 80, "name": "http"}], "clusterIP": "None"});
         self.create::<Service>(json!({"metadata": {"name": name, "namespace": "default"}, "spec": spec}))
@@ -101,7 +101,7 @@ impl TestCluster {
             .await;
     }
 
-    /// What is answered over HTTP/1.1: the code, and the text.
+    /// The response over HTTP/1.1: status code and body.
     async fn get(&self, host: &str, path: &str) -> (u16, String) {
         let stream = TcpStream::connect(self.http).await.unwrap();
         let (mut sender, connection) =
@@ -112,7 +112,7 @@ impl TestCluster {
         read_response(sender.send_request(request).await.unwrap()).await
     }
 
-    /// Asks until the answer is as wished.
+    /// Polls until the response is as expected.
     async fn wait_for_response(&self, host: &str, path: &str, expected: (u16, &str)) {
         let mut last = (0, String::new());
         let wait = async {
@@ -132,7 +132,8 @@ async fn read_response(response: Response<Incoming>) -> (u16, String) {
 
 type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-/// A pod that says its name and what it was told; also echoes bodies and speaks another protocol.
+/// A fake pod that returns its name and the forwarding headers. It also echoes bodies and upgrades
+/// to another protocol.
 async fn start_pod(name: &'static str) -> u16 {
     let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -156,7 +157,7 @@ async fn handle_request(name: &'static str, mut request: Request<Incoming>) -> R
         request.headers().get(name).map(|value| value.to_str().unwrap().to_owned()).unwrap_or_default()
     };
     match request.uri().path() {
-        "/told" => {
+        "/headers" => {
             let seen_headers =
                 ["host", "x-forwarded-for", "x-forwarded-proto", "x-forwarded-host"].map(header);
             Response::new(Full::from(seen_headers.join(" ")).boxed_unsync())
@@ -186,24 +187,24 @@ async fn routes_requests_to_pods_until_ingress_is_deleted() {
     test_cluster.ingress("web", "a.io", "web", json!([])).await;
     test_cluster.wait_for_response("a.io:8080", "/x?y=1", (200, "web")).await;
     assert_eq!(test_cluster.get("b.io", "/").await.0, 404);
-    let response = test_cluster.get("a.io", "/told").await;
+    let response = test_cluster.get("a.io", "/headers").await;
     assert_eq!(response, (200, "a.io 127.0.0.1 http a.io".to_owned()));
-    // No way to anywhere else.
+    // CONNECT is rejected.
     let mut stream = TcpStream::connect(test_cluster.http).await.unwrap();
     stream.write_all(b"CONNECT a.io:80 HTTP/1.1\r\nhost: a.io\r\nconnection: close\r\n\r\n").await.unwrap();
     let mut received = String::new();
     tokio::time::timeout(TIMEOUT, stream.read_to_string(&mut received)).await.unwrap().unwrap();
     assert!(received.starts_with("HTTP/1.1 405 "), "{received}");
-    // Nor for headers that are too many.
+    // Oversized headers are rejected.
     let mut stream = TcpStream::connect(test_cluster.http).await.unwrap();
     let long = format!("GET / HTTP/1.1\r\nhost: a.io\r\nx: {}\r\n\r\n", "x".repeat(100_000));
     let _ = stream.write_all(long.as_bytes()).await;
     let mut received = Vec::new();
     let _ = tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut received)).await.unwrap();
     assert!(!String::from_utf8_lossy(&received).contains(" 200 "), "{received:?}");
-    test_cluster.ingress("empty", "empty.io", "nobody", json!([])).await;
+    test_cluster.ingress("empty", "empty.io", "missing", json!([])).await;
     test_cluster.wait_for_response("empty.io", "/", (503, "503 Service Unavailable\n")).await;
-    // The status says where.
+    // The status contains the address.
     let key = Key::new("default", "web");
     let status_ip = async {
         loop {
@@ -223,7 +224,7 @@ async fn routes_requests_to_pods_until_ingress_is_deleted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn skips_unreachable_pods() {
     let Some(test_cluster) = TestCluster::start().await else { return };
-    // Nobody listens there any more.
+    // A port without a listener.
     let closed_port = TcpListener::bind("0.0.0.0:0").await.unwrap().local_addr().unwrap().port();
     test_cluster.service("web", &[closed_port, start_pod("a").await, start_pod("b").await]).await;
     test_cluster.ingress("web", "a.io", "web", json!([])).await;
@@ -257,7 +258,7 @@ async fn body_is_copied_frame_by_frame_and_upgrade_is_supported() {
     let response = tokio::time::timeout(TIMEOUT, sender.send_request(request)).await.unwrap().unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     let mut body = response.into_body();
-    // Each part is back before the next is sent.
+    // Each chunk is echoed before the next one is sent.
     for part in ["one", "two"] {
         parts.send(Bytes::from(part)).await.unwrap();
         let frame = tokio::time::timeout(TIMEOUT, body.frame()).await.unwrap().unwrap().unwrap();
@@ -296,7 +297,8 @@ fn certificate_secret(authority: &Authority, name: &str) -> Value {
     })
 }
 
-/// What is answered over HTTP/2 to somebody who trusts this authority; `None` if they do not trust us.
+/// The response over HTTP/2 to a client that trusts this CA. `None` if the certificate is not
+/// trusted.
 async fn get_https(
     test_cluster: &TestCluster,
     authority: &Authority,
@@ -337,7 +339,7 @@ async fn uses_certificate_for_server_name_and_updates_it() {
         let mut last = None;
         let wait = async {
             loop {
-                last = get_https(&test_cluster, authority, "x.a.io", "/told").await;
+                last = get_https(&test_cluster, authority, "x.a.io", "/headers").await;
                 if last.as_ref().map(|(code, text)| (*code, text.as_str())) == expected {
                     break;
                 }
@@ -359,7 +361,7 @@ async fn uses_certificate_for_server_name_and_updates_it() {
     wait_for_https_response(&new, expected_response).await;
 }
 
-/// A pod that speaks TLS only, with a certificate that nobody knows.
+/// A fake pod that only speaks TLS, with a certificate from an unknown CA.
 async fn start_secure_pod(directory: &std::path::Path, name: &'static str) -> u16 {
     let authority = Authority::load_or_create(&directory.join("ca"), "pods", Timestamp::now()).unwrap();
     let secret = certificate_secret(&authority, "pod");
@@ -391,7 +393,7 @@ async fn supports_tls_backends_and_ssl_redirect() {
     let Some(test_cluster) = TestCluster::start().await else { return };
     test_cluster.service("secure", &[start_secure_pod(test_cluster.directory.path(), "secure").await]).await;
     test_cluster.ingress("secure", "a.io", "secure", json!([])).await;
-    // Nobody has said yet that pods expect it.
+    // The Service does not declare the protocol yet.
     test_cluster.wait_for_response("a.io", "/", (502, "502 Bad Gateway\n")).await;
     let protocol_patch = json!({"spec": {"ports": [{"port": 80, "name": "http", "appProtocol": "HTTPS"}]}});
     let key = Key::new("default", "secure");
@@ -409,8 +411,8 @@ async fn supports_tls_backends_and_ssl_redirect() {
     assert!(received.contains(&location), "{received}");
 }
 
-/// A pod that speaks HTTP/2 only, without TLS, as servers of gRPC do: sends back what it is sent, and then says how it
-/// went.
+/// A fake pod that only speaks HTTP/2 without TLS, as gRPC servers do. It echoes the request body
+/// and sends trailers.
 async fn start_grpc_pod() -> u16 {
     let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -447,13 +449,13 @@ async fn proxies_grpc_over_http2() {
         json!({"spec": {"ports": [{"port": 80, "name": "http", "appProtocol": "kubernetes.io/h2c"}]}});
     let key = Key::new("default", "calls");
     test_cluster.client.patch::<Service>(&key, &reconcile::Patch::Merge(protocol_patch)).await.unwrap();
-    // Whoever comes with HTTP/1.1 is served, too.
+    // HTTP/1.1 clients are served, too.
     test_cluster.wait_for_response("a.io", "/", (200, "")).await;
     let stream = TcpStream::connect(test_cluster.http).await.unwrap();
     let (sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
-    // Several calls at once over one connection, each with parts that go to and fro.
+    // Several concurrent calls over one connection, each with data in both directions.
     let calls = (0..3).map(|number| {
         let mut sender = sender.clone();
         async move {
@@ -491,7 +493,7 @@ async fn relay_nodes_forward_connections_and_are_in_status() {
     let stop = watch::Sender::new(false);
     tokio::spawn(ingress::relay(listener, upstream_addr, stop.subscribe()));
     test_cluster.wait_for_response("a.io", "/", (200, "web")).await;
-    // The status names nodes that do, as long as they are well.
+    // The status includes relaying nodes while they are ready.
     let node = |ready: &str| {
         json!({
             "metadata": {"name": "far", "annotations": {"skiff.dev/ingress": "true"}},
@@ -512,7 +514,7 @@ async fn relay_nodes_forward_connections_and_are_in_status() {
                 tokio::task::yield_now().await;
             }
         };
-        assert!(tokio::time::timeout(TIMEOUT, wait).await.is_ok(), "{expected:?} is not told");
+        assert!(tokio::time::timeout(TIMEOUT, wait).await.is_ok(), "{expected:?} is not in the status");
     };
     wait_for_addresses(&["192.0.2.1"]).await;
     test_cluster.create::<Node>(node("True")).await;
@@ -530,5 +532,5 @@ async fn relay_nodes_forward_connections_and_are_in_status() {
     wait_for_addresses(&["192.0.2.1"]).await;
     stop.send_replace(true);
     let listener_closed = async { while TcpStream::connect(test_cluster.http).await.is_ok() {} };
-    tokio::time::timeout(TIMEOUT, listener_closed).await.expect("it ends when told");
+    tokio::time::timeout(TIMEOUT, listener_closed).await.expect("listeners close on shutdown");
 }

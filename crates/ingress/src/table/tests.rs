@@ -6,7 +6,8 @@ fn backend(name: &str) -> Arc<Backend> {
     Arc::new(Backend::new(name.to_owned(), Vec::new()))
 }
 
-/// Lines such as `host /path backend`, `= ` before a path that is exact, and `host default backend`.
+/// Builds a table from lines such as `host /path backend` and `host default backend`. `= ` before a
+/// path makes it exact.
 fn table(text: &str) -> RouteTable {
     let (mut rules, mut defaults) = (Vec::new(), Vec::new());
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
@@ -71,11 +72,11 @@ fn exact_host_precedes_wildcard_and_any_host() {
     );
     check(&table, "a.io", "/x", "exact");
     check(&table, "A.IO.", "/x", "exact");
-    // The host has rules, so that others' are not asked.
+    // The host has rules, so rules for other hosts are not used.
     check(&table, "a.io", "/w", "-");
     check(&table, "c.io", "/w", "wild");
     check(&table, "c.io", "/x", "-");
-    // One label only, and not none.
+    // A wildcard matches exactly one label.
     check(&table, "x.c.io", "/w", "any");
     check(&table, "io", "/w", "any");
     check(&table, ".io", "/w", "any");
@@ -133,7 +134,7 @@ proptest! {
         table.find(&host, &path);
     }
 
-    /// Whoever is found has a rule that matches, and no rule of the same host that matches is longer.
+    /// The found rule matches, and no longer rule of the same host matches.
     #[test]
     fn longest_matching_path_wins(
         rules in proptest::collection::vec((host(), "(/[ab]){0,3}/?", any::<bool>()), 0..12),

@@ -36,7 +36,7 @@ impl View for FakeView {
 }
 
 fn parse_object<T: for<'de> k8s_openapi::serde::Deserialize<'de>>(object: Value) -> Arc<T> {
-    Arc::new(serde_json::from_value(object).expect("it is one"))
+    Arc::new(serde_json::from_value(object).expect("a valid object"))
 }
 
 fn ingress(name: &str, created: &str, spec: Value) -> Arc<Ingress> {
@@ -79,8 +79,7 @@ fn check(view: &FakeView, requests: &[(&str, &str)], expected: Expect) {
     let mut output = String::new();
     for (host, path) in requests {
         let found = plan.table.find(host, path);
-        let found =
-            found.map_or("nobody".to_owned(), |found| format!("{} {:?}", found.name, found.addresses));
+        let found = found.map_or("none".to_owned(), |found| format!("{} {:?}", found.name, found.addresses));
         output += &format!("{host}{path}: {found}\n");
     }
     for (host, secret) in &plan.certificates {
@@ -111,12 +110,12 @@ fn routes_to_ready_endpoints() {
             a.io/x: n/web:80 [10.0.0.1:8080, 10.0.0.3:8080]
             a.io/admin/x: n/web:admin [10.0.0.1:9090, 10.0.0.3:9090]
             a.io/wrong: n/web:7 []
-            b.io/: nobody
+            b.io/: none
             a.io by cert
             *.a.io by cert
         "#]],
     );
-    assert_eq!(build_plan(&view).secrets.len(), 2, "what is not there yet may come");
+    assert_eq!(build_plan(&view).secrets.len(), 2, "missing secrets are referenced, too");
 }
 
 #[test]
@@ -136,7 +135,7 @@ fn ignores_ingresses_of_other_classes() {
     let classes = fake_view().classes;
     check(Some("skiff"), None, &classes, true);
     check(Some("nginx"), None, &classes, false);
-    check(Some("nobody"), None, &classes, false);
+    check(Some("none"), None, &classes, false);
     check(None, Some("skiff"), &classes, true);
     check(None, Some("nginx"), &classes, false);
     check(None, None, &classes, true);
