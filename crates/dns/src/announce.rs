@@ -1,8 +1,10 @@
-//! The Service by which pods find this server, as upstream's installers make it.
+//! The Service `kube-dns` by which pods reach this server, in the form that upstream's installers
+//! create.
 //!
-//! Every node of the cluster may be one of its endpoints, and each is meant for the pods of its own node first: names
-//! are known there whatever becomes of others, and NetworkPolicies never stand between a pod and its own node. Nodes
-//! that may not write endpoints themselves say so of themselves ([`ANSWERS`]), and `nodes` makes them endpoints.
+//! Every node may be an endpoint, and each endpoint is preferred for the pods of its own node. So
+//! DNS does not depend on other nodes, and NetworkPolicies never block it, because they do not
+//! apply between a pod and its own node. Nodes without permission to write EndpointSlices announce
+//! themselves by an annotation ([`DNS_PORTS_ANNOTATION`]), and `nodes` creates their endpoints.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,46 +15,47 @@ use k8s_openapi::api::discovery::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use reconcile::{Client, Error, Key, Object as _};
 
-/// The Service's namespace and name.
 pub const SERVICE_KEY: &str = "kube-system/kube-dns";
 pub(crate) const SERVICE_NAMESPACE: &str = "kube-system";
 pub(crate) const SERVICE_NAME: &str = "kube-dns";
 const DNS_PORT: i32 = 53;
 
-/// On a node that answers for names at its address: the ports for UDP and TCP, as in `"5300,5300"`.
+/// The annotation of a node that serves DNS at its internal IP: the ports for UDP and TCP, such as
+/// `"5300,5300"`.
 pub const DNS_PORTS_ANNOTATION: &str = "skiff.dev/dns";
 
-/// Where a server is reached.
+/// The addresses of a DNS server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DnsEndpoint {
     pub node: String,
     pub udp: SocketAddr,
     pub tcp: SocketAddr,
-    /// Whether it is to be asked.
+    /// The ready condition of the endpoint.
     pub ready: bool,
 }
 
-/// Makes the Service with these cluster IPs, and this place one of its endpoints. A Service that selects pods belongs
-/// to another server, which is then left to do the work.
+/// Creates the Service with these cluster IPs and adds this server as endpoint. A Service with a
+/// selector belongs to another DNS server, which is left alone.
 pub async fn publish(client: &Client, cluster_ips: &[IpAddr], endpoint: &DnsEndpoint) -> Result<(), Error> {
-    // Asked for first: one that is made again is refused for its addresses, which it has itself.
+    // A read comes first: creating an existing Service fails with an error about its cluster IPs,
+    // which it has allocated itself.
     let service = match client.get::<Service>(&Key::new(SERVICE_NAMESPACE, SERVICE_NAME)).await {
         Err(error) if error.is_not_found() => client.create(&service(cluster_ips)).await?,
         found => found?,
     };
     if has_selector(&service) {
-        tracing::info!("the Service kube-dns selects pods, so names are left to them");
+        tracing::info!("service kube-dns has a selector, leaving DNS to its pods");
         return Ok(());
     }
     apply_slice(client, &endpoint_slice(endpoint, None)).await
 }
 
-/// Whether the Service is one of pods, which then answer for names.
+/// Whether the Service selects pods, so that they serve DNS.
 pub(crate) fn has_selector(service: &Service) -> bool {
     service.spec.as_ref().is_some_and(|spec| spec.selector.is_some())
 }
 
-/// Makes these the endpoints at a place.
+/// Creates or updates an EndpointSlice.
 pub(crate) async fn apply_slice(client: &Client, desired: &EndpointSlice) -> Result<(), Error> {
     let mut found: EndpointSlice = match client.get(&desired.key()).await {
         Err(error) if error.is_not_found() => return client.create(desired).await.map(drop),
@@ -103,7 +106,7 @@ fn service(cluster_ips: &[IpAddr]) -> Service {
     }
 }
 
-/// The endpoints at a place. Those of an owner go when it does.
+/// The EndpointSlice of a server. With an owner it is garbage collected with the owner.
 pub(crate) fn endpoint_slice(endpoint: &DnsEndpoint, owner: Option<OwnerReference>) -> EndpointSlice {
     let port = |name: &str, protocol: &str, address: SocketAddr| EndpointPort {
         name: Some(name.to_owned()),

@@ -1,4 +1,5 @@
-//! What the names of a cluster mean, as CoreDNS' kubernetes plugin has it. Pure: what there is comes by [`View`].
+//! Resolves the names of a cluster according to the Kubernetes DNS specification, as CoreDNS's
+//! kubernetes plugin does. Does no I/O: objects come from [`View`].
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -9,28 +10,28 @@ use reconcile::Object as _;
 
 use crate::wire::{Rcode, record_type};
 
-/// How long clients may keep what we say, in seconds.
+/// The TTL of all records in seconds.
 pub const RECORD_TTL_SECONDS: u32 = 5;
-/// The version of the rules of names that this follows.
+/// The version of the DNS specification, in `dns-version.<domain>`.
 const DNS_SCHEMA_VERSION: &str = "1.1.0";
-/// How often one name may lead to another.
+/// The maximum length of a CNAME chain.
 const MAX_ALIAS_DEPTH: usize = 8;
 
-/// What there is in a cluster.
+/// Read access to the cluster.
 pub trait View {
     fn service(&self, namespace: &str, name: &str) -> Option<Arc<Service>>;
-    /// The slices that belong to a Service.
+    /// The EndpointSlices of a Service.
     fn slices(&self, namespace: &str, service: &str) -> Vec<Arc<EndpointSlice>>;
     fn has_namespace(&self, name: &str) -> bool;
     /// The Services with this cluster IP.
     fn services_by_ip(&self, address: IpAddr) -> Vec<Arc<Service>>;
-    /// The slices with an endpoint at this address.
+    /// The EndpointSlices with an endpoint at this address.
     fn slices_by_address(&self, address: IpAddr) -> Vec<Arc<EndpointSlice>>;
-    /// Changes whenever something else does.
+    /// Changes when any of the objects changes.
     fn serial(&self) -> u32;
 }
 
-/// One record. Names have no dot at their end.
+/// A resource record. Names have no trailing dot.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
     pub name: String,
@@ -72,7 +73,7 @@ impl RecordData {
     }
 }
 
-/// What a question is answered with.
+/// The answer to a query.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
     pub code: Rcode,
@@ -80,7 +81,7 @@ pub struct Answer {
     pub answers: Vec<Record>,
     pub authority: Vec<Record>,
     pub additional: Vec<Record>,
-    /// A name outside the cluster that the last record leads to: others have to say what is there.
+    /// A name outside the cluster that the last CNAME refers to. It must be resolved upstream.
     pub external_name: Option<String>,
 }
 
@@ -97,30 +98,30 @@ impl Answer {
     }
 }
 
-/// What is at a name of the cluster.
+/// The result of a lookup in the cluster domain.
 enum LookupResult {
-    /// Nothing, and no name below it either as far as one can tell.
+    /// The name does not exist, and neither does a name below it (NXDOMAIN).
     NotFound,
-    /// A name without records of its own.
+    /// The name exists without records (NODATA).
     NoData,
-    /// Places to go to, each with the name it has itself.
+    /// Service addresses, each with the name of its endpoint.
     Addresses(Vec<ServiceAddress>),
-    /// Another name.
+    /// An ExternalName Service.
     Alias(String),
     Text(String),
     ZoneRoot,
 }
 
-/// An address and a port behind a name.
+/// An address and port behind a Service name.
 #[derive(Clone, Debug, PartialEq)]
 struct ServiceAddress {
     name: String,
     address: IpAddr,
-    /// None where no port is declared.
+    /// `None` if no port is declared.
     port: Option<u16>,
 }
 
-/// The names of one cluster.
+/// The cluster domain.
 pub struct Zone<'a> {
     /// In lower case, such as `cluster.local`.
     pub domain: &'a str,
@@ -128,7 +129,7 @@ pub struct Zone<'a> {
 }
 
 impl Zone<'_> {
-    /// The answer, or `None` where the name is for others to know.
+    /// Answers a query. `None` if the name is not in the cluster domain.
     pub fn answer(&self, name: &str, record_type: u16) -> Option<Answer> {
         if let Some(address) = parse_reverse_name(name) {
             return self.reverse_lookup(name, address, record_type);
@@ -137,7 +138,7 @@ impl Zone<'_> {
         Some(self.forward_lookup(name, relative_name, record_type))
     }
 
-    /// The part of a name before the domain.
+    /// The part of a name before the cluster domain.
     fn strip_domain<'n>(&self, name: &'n str) -> Option<&'n str> {
         let rest = name.strip_suffix(self.domain)?;
         if rest.is_empty() { Some("") } else { rest.strip_suffix('.') }
@@ -150,7 +151,7 @@ impl Zone<'_> {
             let LookupResult::Alias(target) = found else { break };
             let record =
                 Record { name: owner_name, ttl: RECORD_TTL_SECONDS, data: RecordData::Cname(target.clone()) };
-            // One that leads to itself leads nowhere.
+            // A CNAME loop.
             if answer.answers.contains(&record) {
                 return answer;
             }
@@ -233,7 +234,7 @@ impl Zone<'_> {
         }
     }
 
-    /// The record with which answers that say nothing are dated.
+    /// The SOA record, which negative answers need for caching.
     fn soa_record(&self) -> Record {
         let data = RecordData::Soa {
             server: format!("ns.dns.{}", self.domain),
@@ -255,7 +256,8 @@ impl Zone<'_> {
         }
     }
 
-    /// `10-42-0-5.default.pod` is 10.42.0.5, whether there is such a pod or not.
+    /// `10-42-0-5.default.pod` resolves to 10.42.0.5, whether such a pod exists or not (`pods
+    /// insecure` of CoreDNS).
     fn find_pod(&self, labels: &[&str]) -> LookupResult {
         let (pod, namespace) = match labels {
             [] => return LookupResult::NoData,
@@ -360,7 +362,7 @@ impl Zone<'_> {
                 }));
             }
         }
-        // Addresses that are not ours have names elsewhere.
+        // Addresses outside the cluster are resolved upstream.
         if names.is_empty() {
             return None;
         }
@@ -381,11 +383,11 @@ impl Zone<'_> {
     }
 }
 
-/// What of a Service is asked for.
+/// The part of a Service that a name selects.
 #[derive(Debug, Default)]
 struct EndpointFilter<'a> {
     endpoint: Option<&'a str>,
-    /// A port and its protocol.
+    /// The port name and the protocol.
     port: Option<(&'a str, &'a str)>,
 }
 
@@ -398,14 +400,14 @@ impl EndpointFilter<'_> {
     }
 }
 
-/// The cluster IPs of a Service; none for one without a head.
+/// The cluster IPs of a Service. None for a headless one.
 pub(crate) fn cluster_ips(spec: &ServiceSpec) -> impl Iterator<Item = IpAddr> {
     let all_ips = spec.cluster_ips.iter().flatten();
     let single_ip = spec.cluster_ip.iter().filter(|_| spec.cluster_ips.as_ref().is_none_or(Vec::is_empty));
     all_ips.chain(single_ip).filter_map(|text| text.parse().ok())
 }
 
-/// A Service's own addresses with each of the ports that are asked for.
+/// The cluster IPs of a Service with each selected port.
 fn cluster_ip_targets(
     spec: &ServiceSpec,
     fqdn: &str,
@@ -422,7 +424,7 @@ fn cluster_ip_targets(
     ports.flat_map(|port| ips.iter().map(move |ip| target(u16::try_from(port.port).ok(), ip))).collect()
 }
 
-/// The endpoints that clients may be sent to.
+/// The endpoints that are ready.
 fn ready_endpoints(slice: &EndpointSlice) -> impl Iterator<Item = (&Endpoint, IpAddr)> {
     let ready = |endpoint: &&Endpoint| {
         endpoint.conditions.as_ref().and_then(|conditions| conditions.ready).unwrap_or(true)
@@ -439,7 +441,7 @@ fn endpoint_name(endpoint: &Endpoint, address: IpAddr) -> String {
     }
 }
 
-/// The address a name in one of the reverse trees stands for.
+/// Parses a name in `in-addr.arpa` or `ip6.arpa`.
 fn parse_reverse_name(name: &str) -> Option<IpAddr> {
     if let Some(rest) = name.strip_suffix(".in-addr.arpa") {
         let parts: Vec<&str> = rest.rsplit('.').collect();

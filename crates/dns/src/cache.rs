@@ -1,19 +1,19 @@
-//! A few answers of others, kept for as long as they may be.
+//! Caches upstream responses.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use crate::wire::{self, HEADER_BYTES, Query, record_type};
 
-/// No answer is kept for longer, whatever it says; nor one that says no for longer than that.
+/// The upper limit for the TTL of positive and negative responses.
 const MAX_CACHE_TTL: Duration = Duration::from_secs(30);
 const MAX_ENTRIES: usize = 10_000;
 
-/// Answers by what was asked.
+/// Responses by query.
 #[derive(Default)]
 pub struct Cache {
     entries: HashMap<CacheKey, CacheEntry>,
-    /// In the order they were put in.
+    /// In insertion order, for eviction.
     order: VecDeque<CacheKey>,
 }
 
@@ -41,12 +41,13 @@ fn cache_key(query: &Query<'_>) -> CacheKey {
 }
 
 impl Cache {
-    /// The answer to this very question, made to look as if it had just come.
+    /// Returns the cached response with the ID and question of this query, and with decremented
+    /// TTLs.
     pub fn get(&self, query: &Query<'_>, now: Instant) -> Option<Vec<u8>> {
         let entry = self.entries.get(&cache_key(query)).filter(|entry| now < entry.expires_at)?;
         let mut bytes = entry.bytes.clone();
         bytes.get_mut(..2)?.copy_from_slice(&query.id.to_be_bytes());
-        // The client may have written the name in other letters, and looks for them.
+        // Clients may randomize the case of the name (0x20 encoding) and verify it in the response.
         bytes.get_mut(HEADER_BYTES..HEADER_BYTES + query.question.len())?.copy_from_slice(query.question);
         let age = u32::try_from(now.saturating_duration_since(entry.stored_at).as_secs()).unwrap_or(u32::MAX);
         for record in
@@ -58,7 +59,7 @@ impl Cache {
         Some(bytes)
     }
 
-    /// Keeps an answer, unless it is broken, cut off, a failure or not to be kept.
+    /// Caches a response, unless it is malformed, truncated, an error or has a TTL of 0.
     pub fn insert(&mut self, query: &Query<'_>, bytes: &[u8], now: Instant) {
         let Some(flags) = wire::read_u16(bytes, 2) else { return };
         let (is_truncated, code) = (flags & 0x200 != 0, flags & 0xf);
@@ -138,7 +139,7 @@ mod tests {
         assert_eq!(cache.get(&parsed, now), None);
         cache.insert(&parsed, &encoded_answer(&bytes, 3600, Rcode::NoSuchName), now);
         assert!(cache.get(&parsed, now + Duration::from_secs(29)).is_some());
-        assert!(cache.get(&parsed, now + Duration::from_secs(31)).is_none(), "not longer than half a minute");
+        assert!(cache.get(&parsed, now + Duration::from_secs(31)).is_none(), "not longer than 30 seconds");
     }
 
     #[test]

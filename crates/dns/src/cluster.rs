@@ -1,4 +1,4 @@
-//! The cluster as the process' caches have it.
+//! A [`View`] on the caches of the process.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::answer::View;
 pub struct Cluster(pub Arc<Caches>);
 
 impl Cluster {
-    /// Begins the caches that are looked at.
+    /// Starts the required caches.
     pub fn new(caches: &Arc<Caches>) -> Cluster {
         caches.services();
         caches.endpoint_slices();
@@ -44,7 +44,7 @@ impl View for Cluster {
 
     fn serial(&self) -> u32 {
         let revision = self.0.services().revision().max(self.0.endpoint_slices().revision());
-        // Serial numbers go round.
+        // SOA serials are 32 bits and wrap around.
         (revision & u64::from(u32::MAX)) as u32
     }
 }

@@ -1,4 +1,4 @@
-//! Asks others about names that are not the cluster's.
+//! Sends queries to upstream resolvers.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -9,12 +9,12 @@ use tokio::net::{TcpStream, UdpSocket};
 
 use crate::wire::{self, HEADER_BYTES};
 
-/// How long to wait for one server before asking the next.
+/// The timeout for one resolver before the next one is tried.
 const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often to go through them all: packets get lost.
+/// The number of attempts per resolver, because UDP packets may be lost.
 const MAX_ROUNDS: usize = 2;
 
-/// Asks each of the servers in turn until one answers. `None` if none does.
+/// Tries the resolvers in order until one responds. `None` if none does.
 pub async fn exchange(servers: &[SocketAddr], question: &[u8], over_tcp: bool) -> Option<Vec<u8>> {
     for server in servers.iter().cycle().take(servers.len() * MAX_ROUNDS) {
         let attempt = async {
@@ -25,14 +25,14 @@ pub async fn exchange(servers: &[SocketAddr], question: &[u8], over_tcp: bool) -
         };
         match tokio::time::timeout(UPSTREAM_TIMEOUT, attempt).await {
             Ok(Ok(answer)) => return Some(answer),
-            Ok(Err(error)) => tracing::debug!(%error, %server, "cannot ask"),
-            Err(_) => tracing::debug!(%server, "does not answer in time"),
+            Ok(Err(error)) => tracing::debug!(%error, %server, "upstream DNS query failed"),
+            Err(_) => tracing::debug!(%server, "upstream DNS query timed out"),
         }
     }
     None
 }
 
-/// From a port of its own, so that nobody can guess where an answer is expected.
+/// Uses a new socket with a random port for each query, which makes spoofed responses harder.
 async fn exchange_udp(server: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>> {
     let any: IpAddr =
         if server.is_ipv6() { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
@@ -55,16 +55,20 @@ async fn exchange_tcp(server: SocketAddr, question: &[u8]) -> io::Result<Vec<u8>
     stream.write_all(&[&length.to_be_bytes()[..], question].concat()).await?;
     let mut answer = vec![0; usize::from(stream.read_u16().await?)];
     stream.read_exact(&mut answer).await?;
-    if is_answer(question, &answer) { Ok(answer) } else { Err(io::Error::other("answers something else")) }
+    if is_answer(question, &answer) {
+        Ok(answer)
+    } else {
+        Err(io::Error::other("response does not match the query"))
+    }
 }
 
-/// Whether this is an answer, to this question.
+/// Whether a message is the response to this query.
 fn is_answer(question: &[u8], answer: &[u8]) -> bool {
     let same_id = wire::read_u16(question, 0) == wire::read_u16(answer, 0);
     let is_response = wire::read_u16(answer, 2).is_some_and(|flags| flags & 0x8000 != 0);
     let Ok(query) = wire::parse_query(question) else { return false };
     let answer_question = answer.get(HEADER_BYTES..HEADER_BYTES + query.question.len());
-    // A server that fails may leave the question out.
+    // A response with an error may omit the question.
     let same_question = answer_question
         .is_some_and(|answer_question| answer_question.eq_ignore_ascii_case(query.question))
         || wire::read_u16(answer, 4) == Some(0);

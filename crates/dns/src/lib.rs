@@ -1,9 +1,12 @@
-//! Names in a cluster: an authoritative server for the cluster's domain that hands everything else on to the host's
-//! resolvers.
+//! The cluster DNS server: authoritative for the cluster domain, and a forwarder to the host's
+//! resolvers for all other names.
 //!
-//! [`answer`] says what a name means, purely, from what [`answer::View`] shows; there is no state of its own beside
-//! the caches of the process. [`wire`] reads and writes messages, [`Server`] has the sockets, [`announce`] makes the
-//! Service `kube-dns` by which pods find it, and [`nodes`] those nodes its endpoints that say they answer.
+//! [`answer`] resolves names from the objects that [`answer::View`] provides, without I/O. [`wire`]
+//! encodes and decodes messages, and [`Server`] owns the sockets. [`announce`] creates the Service
+//! `kube-dns`, and [`nodes`] adds endpoints for annotated nodes. All state comes from the caches of
+//! the process.
+//!
+//! Counterpart upstream: CoreDNS with the plugins kubernetes, forward and cache.
 
 pub mod announce;
 pub mod answer;

@@ -1,4 +1,4 @@
-//! What the server counts, under CoreDNS' names.
+//! Metrics of the DNS server, with the names that CoreDNS uses.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-/// Counts of questions and answers.
+/// Counters of queries and responses.
 #[derive(Default)]
 pub struct Metrics {
-    /// By protocol and type.
+    /// By transport protocol and record type.
     requests: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
-    /// By code.
+    /// By response code.
     responses: Mutex<BTreeMap<&'static str, u64>>,
     pub cache_hits: AtomicU64,
     pub cache_misses: AtomicU64,
@@ -27,7 +27,7 @@ impl Metrics {
         *self.responses.lock().entry(rcode_name(flags & 0xf)).or_default() += 1;
     }
 
-    /// Appends everything in Prometheus' text form.
+    /// Appends all metrics in the Prometheus text format.
     pub fn write(&self, out: &mut String) {
         let _ = writeln!(out, "# TYPE coredns_dns_requests_total counter");
         for ((proto, record_type), count) in &*self.requests.lock() {

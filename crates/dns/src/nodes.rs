@@ -1,5 +1,5 @@
-//! Nodes that answer for names and may not write endpoints themselves: they say so on their Node, and are made
-//! endpoints of the Service here, for as long as they are well.
+//! Creates DNS endpoints for nodes that serve DNS but are not allowed to write EndpointSlices. They
+//! have an annotation, and their endpoint is ready while the node is ready.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::announce::{
     has_selector, slice_name,
 };
 
-/// How long to wait until writing again what could not be written.
+/// The delay before failed writes are retried.
 const RETRY_DELAY: Duration = Duration::from_secs(5);
 
-/// Makes nodes that say so endpoints of the Service, until told to stop.
+/// Keeps the EndpointSlices of annotated nodes in sync until shutdown.
 pub async fn run(ctx: Ctx, client: Client) {
     let changed = Arc::new(Notify::new());
     let notify = changed.clone();
@@ -47,7 +47,7 @@ pub async fn run(ctx: Ctx, client: Client) {
     }
 }
 
-/// Writes what is not yet as it should be. Whether that went well.
+/// Writes the EndpointSlices that differ. Returns whether all writes succeeded.
 async fn sync(ctx: &Ctx, client: &Client) -> bool {
     let service = ctx.caches.services().get(&Key::new(SERVICE_NAMESPACE, SERVICE_NAME));
     if service.is_none_or(|service| has_selector(&service)) {
@@ -59,14 +59,14 @@ async fn sync(ctx: &Ctx, client: &Client) -> bool {
             ctx.caches.endpoint_slices().get(&Key::new(SERVICE_NAMESPACE, &slice_name(node.name())));
         let Some(desired) = desired_slice(&node, existing.as_deref()) else { continue };
         if let Err(error) = apply_slice(client, &desired).await {
-            tracing::warn!(%error, node = node.name(), "cannot tell that a node answers for names");
+            tracing::warn!(%error, node = node.name(), "failed to write DNS endpoint of node, will retry");
             succeeded = false;
         }
     }
     succeeded
 }
 
-/// The endpoints of a node, if they have to be written.
+/// The EndpointSlice of a node, if it must be written.
 fn desired_slice(node: &Arc<Node>, existing: Option<&EndpointSlice>) -> Option<EndpointSlice> {
     match dns_endpoint(node) {
         Some(endpoint) => {
@@ -77,11 +77,12 @@ fn desired_slice(node: &Arc<Node>, existing: Option<&EndpointSlice>) -> Option<E
                 })
                 .then_some(desired)
         }
-        // It has stopped to answer. Endpoints without an owner are those of servers, who look after them.
+        // The node no longer serves DNS. A slice without an owner belongs to a server, which
+        // maintains it itself.
         None => {
             let mut stopped =
                 existing.filter(|existing| existing.metadata.owner_references.is_some())?.clone();
-            // There is one.
+            // Every slice written here has one endpoint with conditions.
             let mut conditions =
                 stopped.endpoints.iter_mut().flatten().filter_map(|one| one.conditions.as_mut());
             let was_ready = conditions.any(|one| one.ready.replace(false) != Some(false));
@@ -90,7 +91,7 @@ fn desired_slice(node: &Arc<Node>, existing: Option<&EndpointSlice>) -> Option<E
     }
 }
 
-/// Where a node answers, if it says that it does.
+/// The DNS server of a node, if it has the annotation.
 fn dns_endpoint(node: &Arc<Node>) -> Option<DnsEndpoint> {
     let (udp, tcp) = node.annotation(DNS_PORTS_ANNOTATION)?.split_once(',')?;
     let status = node.status.as_ref()?;
@@ -165,7 +166,7 @@ mod tests {
         let unready = check("", "True", existing, Some("192.0.2.9 5300 for far ready=false"));
         check("", "True", unready.as_ref(), None);
         check("nonsense", "True", None, None);
-        // Those that servers write of themselves are theirs.
+        // Slices that servers write for themselves are not changed.
         let mut without_owner = existing.unwrap().clone();
         without_owner.metadata.owner_references = None;
         check("", "True", Some(&without_owner), None);

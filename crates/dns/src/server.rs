@@ -1,4 +1,4 @@
-//! The sockets: takes questions over UDP and TCP and answers them.
+//! Serves DNS over UDP and TCP.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -19,36 +19,37 @@ use crate::forward;
 use crate::metrics::Metrics;
 use crate::wire::{self, CLASS_INTERNET, Query, Rcode, record_type};
 
-/// How many questions are handed on at once, and how many connections there are: the rest waits or goes.
+/// The limits of concurrent upstream queries and of TCP connections. Excess queries are refused,
+/// excess connections wait.
 const MAX_CONCURRENT_UPSTREAM_REQUESTS: usize = 1000;
 const MAX_CONNECTIONS: usize = 256;
-/// How long a connection may rest.
+/// The idle timeout of a TCP connection.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Whom to answer: an open resolver is a weapon.
+/// Decides which clients get a response. An open resolver can be abused for amplification attacks.
 pub type ClientFilter = Arc<dyn Fn(IpAddr) -> bool + Send + Sync>;
 
-/// What the server is told.
+/// The configuration of the DNS server.
 #[derive(Clone)]
 pub struct Config {
-    /// The cluster's domain, such as `cluster.local`.
+    /// The cluster domain, such as `cluster.local`.
     pub domain: String,
-    /// Who knows all other names.
+    /// The resolvers for all other names.
     pub upstream: Vec<SocketAddr>,
     pub allowed: ClientFilter,
 }
 
-/// A server that listens already but does not answer yet.
+/// A server that is bound to its addresses, but not running yet.
 pub struct Server {
     udp: Arc<UdpSocket>,
     tcp: TcpListener,
 }
 
 impl Server {
-    /// Listens on both; port 0 takes free ones, which may differ.
+    /// Binds UDP and TCP. With port 0 the two ports are free ones and may differ.
     pub async fn bind(address: SocketAddr) -> io::Result<Server> {
         let udp = UdpSocket::bind(address).await?;
-        // Preferably the same port for both.
+        // The same port for both if possible.
         let tcp = match TcpListener::bind(udp.local_addr()?).await {
             Err(error) if address.port() == 0 && error.kind() == io::ErrorKind::AddrInUse => {
                 TcpListener::bind(address).await?
@@ -66,7 +67,8 @@ impl Server {
         self.tcp.local_addr()
     }
 
-    /// Answers until the context's shutdown. Begins once it knows the cluster: no answer is better than a wrong one.
+    /// Serves queries until shutdown. Starts when the caches are synced, because an early answer
+    /// could be wrong.
     pub async fn run(self, ctx: Ctx, config: Config, metrics: Arc<Metrics>) {
         let cluster = Cluster::new(&ctx.caches);
         let domain = config.domain.trim_end_matches('.').to_lowercase();
@@ -93,7 +95,8 @@ async fn serve_udp(socket: Arc<UdpSocket>, resolver: Arc<Resolver>) {
     let mut buffer = vec![0; wire::MAX_UDP_BYTES];
     loop {
         let Ok((length, peer)) = socket.recv_from(&mut buffer).await else {
-            // An earlier answer has met a closed port; that is the client's affair.
+            // `recv_from` reports ICMP errors of earlier responses to closed ports. They concern
+            // other clients.
             tokio::task::yield_now().await;
             continue;
         };
@@ -135,7 +138,7 @@ async fn serve_tcp(listener: TcpListener, resolver: Arc<Resolver>) {
     }
 }
 
-/// One question after the other, until the client goes or rests for too long.
+/// Handles queries of one connection in order, until the client closes it or is idle for too long.
 async fn handle_connection(mut stream: TcpStream, resolver: &Resolver) -> io::Result<()> {
     loop {
         let read_question = async {
@@ -162,10 +165,10 @@ enum Transport {
     Tcp,
 }
 
-/// What can be said without asking anybody.
+/// The result of a query without upstream requests.
 enum LocalAnswer {
     Reply(Vec<u8>),
-    /// This is not to be answered.
+    /// Send no response.
     Ignore,
     Forward,
 }
@@ -208,14 +211,14 @@ impl Resolver {
         }
     }
 
-    /// The answer of the cluster, if the name is its own.
+    /// The answer from the cluster, if the name is in the cluster domain.
     fn cluster_answer(&self, query: &Query<'_>) -> Option<Answer> {
         if query.class != CLASS_INTERNET {
             return Some(Answer { authoritative: false, ..Answer::empty(Rcode::Refused) });
         }
         let zone = Zone { domain: &self.config.domain, view: &self.cluster };
         let mut answer = zone.answer(&query.name, query.record_type)?;
-        // Most clients take the first, so each gets another one. Aliases stay where they are.
+        // Most clients use the first address, so the order is rotated. CNAME records stay first.
         if is_address_type(query.record_type)
             && answer.answers.iter().all(|record| record.data.record_type() == query.record_type)
         {
@@ -233,7 +236,7 @@ impl Resolver {
         found
     }
 
-    /// An answer for which others have to be asked.
+    /// Resolves a query that needs an upstream request.
     async fn resolve_upstream(&self, question: &[u8], transport: Transport) -> Option<Vec<u8>> {
         let query = wire::parse_query(question).ok()?;
         let Ok(_permit) = self.query_semaphore.try_acquire() else {
@@ -264,14 +267,15 @@ impl Resolver {
         if reply.len() <= max_reply_bytes(query, transport) {
             return reply;
         }
-        // It came although it is too long for this client, who has to ask again over TCP.
+        // The response is too long for the UDP limit of this client. It must retry over TCP.
         let mut truncated =
             wire::encode_reply(query, &Answer { authoritative: false, ..Answer::empty(Rcode::Ok) }, 512);
         truncated[2] |= 2;
         truncated
     }
 
-    /// A name of the cluster that stands for one outside: with the addresses others know for that.
+    /// Answers for an ExternalName Service: adds the addresses of the external name, resolved
+    /// upstream.
     async fn follow_cname(&self, query: &Query<'_>, mut answer: Answer, transport: Transport) -> Vec<u8> {
         if let Some(target) = answer.external_name.take() {
             let question = wire::encode_question(query.id, &target, query.record_type);
@@ -299,7 +303,7 @@ fn max_reply_bytes(query: &Query<'_>, transport: Transport) -> usize {
     if transport == Transport::Tcp { usize::from(u16::MAX) } else { query.max_udp_reply_bytes() }
 }
 
-/// The addresses in somebody's answer, whatever aliases lead to them.
+/// The addresses in a response, whatever CNAME records precede them.
 fn address_records(reply: &[u8]) -> Vec<(u32, RecordData)> {
     let found = wire::parse_records(reply).unwrap_or_default();
     let answer_count = usize::from(wire::read_u16(reply, 6).unwrap_or(0));

@@ -1,13 +1,14 @@
-//! Messages of DNS (RFC 1035, 6891): reads questions, writes answers, and finds its way in answers of others without
-//! understanding them. Written by hand since this is all that is needed of it; see docs/adr/0011.
+//! DNS messages (RFC 1035, RFC 6891): parses queries, encodes responses, and walks through upstream
+//! responses without interpreting the record data. Hand-written because only this subset is needed;
+//! see docs/adr/0011.
 
 mod encode;
 
 pub use encode::{encode_error, encode_question, encode_reply};
 
-/// How long the header is.
+/// The size of the message header.
 pub const HEADER_BYTES: usize = 12;
-/// Types of records.
+/// Record types.
 pub mod record_type {
     pub const A: u16 = 1;
     pub const NS: u16 = 2;
@@ -22,7 +23,7 @@ pub mod record_type {
 }
 pub const CLASS_INTERNET: u16 = 1;
 
-/// How an answer went.
+/// Response codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rcode {
     Ok = 0,
@@ -33,37 +34,39 @@ pub enum Rcode {
     Refused = 5,
 }
 
-/// The least a client takes over UDP, and the most we send it.
+/// The minimum UDP size of clients, and the maximum size of UDP responses.
 pub const MIN_UDP_BYTES: usize = 512;
 pub const MAX_UDP_BYTES: usize = 4096;
-/// What we say that we take.
+/// The UDP size that this server advertises in EDNS.
 const EDNS_UDP_BYTES: u16 = 1232;
 
-/// A question as it came.
+/// A parsed query.
 #[derive(Debug, PartialEq)]
 pub struct Query<'a> {
     pub id: u16,
     pub recursion_desired: bool,
-    /// In lower case, without the dot at its end. Labels that are no plain words make a name that is nobody's.
+    /// In lower case, without trailing dot. Labels with special characters are replaced, so that
+    /// they match no name.
     pub name: String,
     pub record_type: u16,
     pub class: u16,
-    /// The question's bytes, to be sent back as they are.
+    /// The raw question, which is copied into the response.
     pub question: &'a [u8],
-    /// How many bytes the client takes over UDP, where it speaks EDNS.
+    /// The client's UDP size, if it uses EDNS.
     pub udp_size: Option<u16>,
-    /// Whether the client wants signatures.
+    /// The DNSSEC OK bit.
     pub dnssec_ok: bool,
 }
 
 impl Query<'_> {
-    /// How long an answer over UDP may be.
+    /// The maximum size of a UDP response.
     pub fn max_udp_reply_bytes(&self) -> usize {
         usize::from(self.udp_size.unwrap_or(0)).clamp(MIN_UDP_BYTES, MAX_UDP_BYTES)
     }
 }
 
-/// Reads a question. What is not even a header gets no answer; the rest at least a code.
+/// Parses a query. The error is the response code, or `None` if no response must be sent (a
+/// truncated header, or a response).
 pub fn parse_query(bytes: &[u8]) -> Result<Query<'_>, Option<Rcode>> {
     let id = read_u16(bytes, 0).ok_or(None)?;
     let flags = read_u16(bytes, 2).ok_or(None)?;
@@ -102,18 +105,18 @@ pub fn parse_query(bytes: &[u8]) -> Result<Query<'_>, Option<Rcode>> {
     Ok(query)
 }
 
-/// A record of some message, only as far as one must know it to step over it.
+/// The fixed fields of a record, without its data.
 #[derive(Debug, PartialEq)]
 pub struct DnsRecordHeader {
     pub record_type: u16,
     pub class: u16,
     pub ttl: u32,
-    /// Where the time to live stands.
+    /// The offset of the TTL field.
     pub ttl_offset: usize,
     pub end: usize,
 }
 
-/// The records of an answer; `None` where it is broken.
+/// The records of a message. `None` if it is malformed.
 pub fn parse_records(bytes: &[u8]) -> Option<Vec<DnsRecordHeader>> {
     let mut at = HEADER_BYTES;
     for _ in 0..read_u16(bytes, 4)? {
@@ -143,20 +146,21 @@ fn parse_record(bytes: &[u8], at: usize) -> Option<DnsRecordHeader> {
     })
 }
 
-/// Where what follows a name begins.
+/// The offset after a name.
 fn skip_name(bytes: &[u8], mut at: usize) -> Option<usize> {
     loop {
         match *bytes.get(at)? {
             0 => return Some(at + 1),
             length if length < 64 => at += 1 + usize::from(length),
-            // The rest of the name is elsewhere.
+            // A compression pointer ends the name.
             length if length >= 192 => return Some(at + 2),
             _ => return None,
         }
     }
 }
 
-/// The name of the only question, and where it ends. Nothing comes before it that it could refer to.
+/// Parses the name of the question and returns its end. The question is the first name in a
+/// message, so it cannot use compression.
 fn parse_question_name(bytes: &[u8]) -> Option<(String, usize)> {
     let (mut name, mut at) = (String::new(), HEADER_BYTES);
     loop {
@@ -171,7 +175,7 @@ fn parse_question_name(bytes: &[u8]) -> Option<(String, usize)> {
             name.push('.');
         }
         for byte in bytes.get(at + 1..at + 1 + length)? {
-            // A dot or a blank inside a label is none of ours: it becomes something no name has.
+            // Dots and other special characters inside a label become `?`, which matches no name.
             let is_plain = byte.is_ascii_graphic() && *byte != b'.';
             name.push(if is_plain { char::from(byte.to_ascii_lowercase()) } else { '?' });
         }
@@ -179,7 +183,7 @@ fn parse_question_name(bytes: &[u8]) -> Option<(String, usize)> {
     }
 }
 
-/// The number of two bytes at a place.
+/// Reads a 16-bit number at an offset.
 pub fn read_u16(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
 }

@@ -1,4 +1,4 @@
-//! The server on real sockets, over a cluster in this process and with a resolver of our own behind it.
+//! The server on real sockets, with an API server in the test process and a fake upstream resolver.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ struct DnsTestServer {
     client: Client,
     udp: SocketAddr,
     tcp: SocketAddr,
-    /// How many questions were handed on.
+    /// The number of forwarded queries.
     forward_count: Arc<AtomicUsize>,
     metrics: Arc<Metrics>,
     stop: watch::Sender<bool>,
@@ -62,7 +62,7 @@ impl DnsTestServer {
         self.client.create::<Service>(&serde_json::from_value(service).unwrap()).await.unwrap();
     }
 
-    /// What is answered over UDP: the code and the addresses or names in it.
+    /// The response over UDP: response code and addresses or record types.
     async fn query(&self, name: &str, record_type: u16) -> String {
         render(&self.exchange(&wire::encode_question(7, name, record_type)).await.expect("an answer"))
     }
@@ -77,7 +77,7 @@ impl DnsTestServer {
         Some(buffer)
     }
 
-    /// Asks until the answer is as wished: caches follow after a moment.
+    /// Polls until the response is as expected, because caches are updated asynchronously.
     async fn wait_for_answer(&self, name: &str, record_type: u16, expected: &str) {
         let mut last = String::new();
         let wait = async {
@@ -96,7 +96,7 @@ impl Drop for DnsTestServer {
     }
 }
 
-/// Says 192.0.2.1 to everything, for a minute.
+/// Answers every query with 192.0.2.1 and a TTL of one minute.
 async fn start_upstream(forward_count: Arc<AtomicUsize>) -> SocketAddr {
     let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let address = socket.local_addr().unwrap();
@@ -141,7 +141,7 @@ async fn answers_follow_service_changes() {
     assert_eq!(test_server.query("1.7.43.10.in-addr.arpa", record_type::PTR).await, "0 type12");
     test_server.client.delete::<Service>(&Key::new("default", "web"), &Default::default()).await.unwrap();
     test_server.wait_for_answer("web.default.svc.cluster.local", record_type::A, "3").await;
-    assert_eq!(test_server.forward_count.load(SeqCst), 0, "the cluster's names are nobody else's business");
+    assert_eq!(test_server.forward_count.load(SeqCst), 0, "cluster names are not forwarded");
     let mut text = String::new();
     test_server.metrics.write(&mut text);
     assert!(text.contains("coredns_dns_responses_total{rcode=\"NXDOMAIN\"}"), "{text}");
@@ -180,7 +180,7 @@ async fn long_answers_are_complete_only_over_tcp() {
         assert_eq!(count(&text), 90, "{text}");
         first_addresses.insert(text.split(' ').nth(1).unwrap().to_owned());
     }
-    assert_eq!(first_addresses.len(), 4, "each client gets another one first");
+    assert_eq!(first_addresses.len(), 4, "addresses are rotated");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -189,7 +189,7 @@ async fn caches_answers_for_external_names() {
     for _ in 0..5 {
         assert_eq!(test_server.query("example.com", record_type::A).await, "0 192.0.2.1");
     }
-    assert_eq!(test_server.forward_count.load(SeqCst), 1, "then they are known");
+    assert_eq!(test_server.forward_count.load(SeqCst), 1, "later queries hit the cache");
     test_server.service("out", json!({"type": "ExternalName", "externalName": "example.org"})).await;
     test_server.wait_for_answer("out.default.svc.cluster.local", record_type::A, "0 type5 192.0.2.1").await;
     assert_eq!(test_server.query("out.default.svc.cluster.local", record_type::CNAME).await, "0 type5");
@@ -203,7 +203,7 @@ async fn tolerates_malformed_messages() {
     for bytes in [&b""[..], b"x", &[0; 11], &[255; 600]] {
         socket.send_to(bytes, test_server.udp).await.unwrap();
     }
-    // No question at all is still answered, with a word.
+    // A message without a question gets a FORMERR response.
     let reply = test_server.exchange(&[1, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]).await.unwrap();
     assert_eq!(reply[3] & 0xf, 1);
     let mut stream = TcpStream::connect(test_server.tcp).await.unwrap();

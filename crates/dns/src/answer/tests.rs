@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// A cluster of a few objects.
+/// A cluster with a few objects.
 struct FakeServices {
     services: Vec<Arc<Service>>,
     slices: Vec<Arc<EndpointSlice>>,
@@ -159,7 +159,7 @@ fn resolves_services_with_cluster_ip() {
     "#]],
     );
     check(
-        "nobody.default.svc.~",
+        "missing.default.svc.~",
         record_type::A,
         expect![[r#"
         NoSuchName

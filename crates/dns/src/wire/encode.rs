@@ -1,4 +1,4 @@
-//! Writes answers.
+//! Encodes messages.
 
 use std::collections::HashMap;
 
@@ -10,10 +10,11 @@ const AUTHORITATIVE: u16 = 0x400;
 const TRUNCATED: u16 = 0x200;
 const RECURSION_DESIRED: u16 = 0x100;
 const RECURSION_AVAILABLE: u16 = 0x80;
-/// The record that says what EDNS we speak.
+/// The size of the OPT record for EDNS.
 const OPT_LENGTH: usize = 11;
 
-/// The answer to a question in at most `limit` bytes; what does not fit is left out and said to be.
+/// Encodes a response of up to `limit` bytes. Records that do not fit are omitted, and the TC bit
+/// is set.
 pub fn encode_reply(query: &Query<'_>, answer: &Answer, limit: usize) -> Vec<u8> {
     let mut flags = RESPONSE | RECURSION_AVAILABLE | answer.code as u16;
     if answer.authoritative {
@@ -27,7 +28,7 @@ pub fn encode_reply(query: &Query<'_>, answer: &Answer, limit: usize) -> Vec<u8>
     out.bytes[5] = 1;
     out.index_question_name(&query.name);
     let max_bytes = limit.saturating_sub(if query.udp_size.is_some() { OPT_LENGTH } else { 0 });
-    // What is beside the answer is a courtesy and is left out without a word.
+    // The additional section is optional, so omitting it does not set the TC bit.
     let sections =
         [(6, &answer.answers, true), (8, &answer.authority, true), (10, &answer.additional, false)];
     'sections: for (count_at, records, is_required) in sections {
@@ -35,7 +36,7 @@ pub fn encode_reply(query: &Query<'_>, answer: &Answer, limit: usize) -> Vec<u8>
             let start = out.bytes.len();
             out.write_record(record);
             if out.bytes.len() > max_bytes {
-                // Nothing may follow: it could refer to names in what is cut off here.
+                // Nothing may follow: later records could refer to names in the removed part.
                 out.bytes.truncate(start);
                 if is_required {
                     out.bytes[2] |= (TRUNCATED >> 8) as u8;
@@ -51,13 +52,13 @@ pub fn encode_reply(query: &Query<'_>, answer: &Answer, limit: usize) -> Vec<u8>
     out.bytes
 }
 
-/// An answer with only a code, to something that may not be a question.
+/// An error response to a message that may not be a valid query.
 pub fn encode_error(query: &[u8], code: Rcode) -> Option<Vec<u8>> {
     let (id, flags) = (super::read_u16(query, 0)?, super::read_u16(query, 2)?);
     Some(header(id, RESPONSE | flags & (0x7800 | RECURSION_DESIRED) | code as u16))
 }
 
-/// A question of our own, with EDNS.
+/// Encodes a query with EDNS.
 pub fn encode_question(id: u16, name: &str, record_type: u16) -> Vec<u8> {
     let mut out = Writer { bytes: header(id, RECURSION_DESIRED), name_offsets: HashMap::new() };
     out.bytes[5] = 1;
@@ -77,12 +78,12 @@ fn header(id: u16, flags: u16) -> Vec<u8> {
 
 struct Writer {
     bytes: Vec<u8>,
-    /// Where names and their ends have been written already.
+    /// The offsets of names and their suffixes, for compression.
     name_offsets: HashMap<String, u16>,
 }
 
 impl Writer {
-    /// The question's name may be referred to.
+    /// Registers the name of the question for compression.
     fn index_question_name(&mut self, name: &str) {
         let (mut rest, mut at) = (name, super::HEADER_BYTES);
         while !rest.is_empty() {
@@ -133,7 +134,7 @@ impl Writer {
         }
     }
 
-    /// A name, which may refer to one written before.
+    /// Writes a name, compressed if `may_refer` is set.
     fn write_name(&mut self, name: &str, compress: bool) {
         let mut rest = name.trim_end_matches('.');
         while !rest.is_empty() {
@@ -141,7 +142,7 @@ impl Writer {
                 self.write_u16(0xc000 | at);
                 return;
             }
-            // References have room for this much.
+            // Compression pointers have 14 bits.
             if let Ok(at @ 0..0x4000) = u16::try_from(self.bytes.len()) {
                 self.name_offsets.entry(rest.to_owned()).or_insert(at);
             }

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::answer::{Answer, Record, RecordData};
 
-/// A question for `name`, with EDNS if a size is given.
+/// A query for `name`, with EDNS if a size is given.
 pub(crate) fn test_question(name: &str, record_type: u16, udp_size: Option<u16>) -> Vec<u8> {
     let mut bytes = vec![0x12, 0x34, 1, 0, 0, 1, 0, 0, 0, 0, 0, u8::from(udp_size.is_some())];
     for label in name.split('.') {
@@ -47,7 +47,7 @@ fn rejects_invalid_question() {
     assert_eq!(parse_query(&good[..11]), Err(None));
     let mut response = good.clone();
     response[2] |= 0x80;
-    assert_eq!(parse_query(&response), Err(None), "an answer is not answered");
+    assert_eq!(parse_query(&response), Err(None), "a response gets no response");
     let mut update = good.clone();
     update[2] |= 5 << 3;
     assert_eq!(parse_query(&update), Err(Some(Rcode::NotImplemented)));
@@ -66,7 +66,7 @@ fn reply_uses_compressed_names() {
     let bytes = test_question("web.default.svc.cluster.local", record_type::A, None);
     let answer = Answer { answers: vec![address(1), address(2)], ..Answer::empty(Rcode::Ok) };
     let reply = encode_reply(&parse_query(&bytes).unwrap(), &answer, 512);
-    assert_eq!(reply.len(), bytes.len() + 2 * 16, "each record has a name of two bytes");
+    assert_eq!(reply.len(), bytes.len() + 2 * 16, "names are compressed to two bytes");
     assert_eq!(reply[..12], [0x12, 0x34, 0x85, 0x80, 0, 1, 0, 2, 0, 0, 0, 0]);
     assert_eq!(reply[bytes.len()..][..16], [0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 5, 0, 4, 10, 42, 0, 1]);
     assert_eq!(parse_records(&reply).unwrap().len(), 2);
@@ -80,7 +80,7 @@ fn reply_is_truncated_at_limit() {
     let query = parse_query(&bytes).unwrap();
     let short = encode_reply(&query, &answer, MIN_UDP_BYTES);
     assert!(short.len() <= MIN_UDP_BYTES && short.len() > MIN_UDP_BYTES - 16);
-    assert_eq!(short[2] & 2, 2, "and said to be");
+    assert_eq!(short[2] & 2, 2, "TC bit is set");
     assert_eq!(parse_records(&short).unwrap().len(), usize::from(read_u16(&short, 6).unwrap()));
     let long = encode_reply(&query, &answer, usize::from(u16::MAX));
     assert_eq!((long[2] & 2, read_u16(&long, 6)), (0, Some(201)));
@@ -100,7 +100,7 @@ proptest! {
         let _ = (parse_query(&bytes), parse_records(&bytes), encode_error(&bytes, Rcode::ServerFailure));
     }
 
-    /// Questions that begin well and then go wrong somewhere.
+    /// A valid query with a corrupted byte or a truncated end.
     #[test]
     fn reply_to_corrupted_question_can_be_parsed(at in 0..60usize, byte in any::<u8>(), removed_bytes in 0..70usize) {
         let mut bytes = test_question("web.default.svc.cluster.local", record_type::SRV, Some(1232));
@@ -115,7 +115,7 @@ proptest! {
         }
     }
 
-    /// Whatever names there are, an answer can be read back.
+    /// Responses with arbitrary names can be parsed.
     #[test]
     fn reply_with_arbitrary_names_can_be_parsed(names in prop::collection::vec("[a-z]{1,8}(\\.[a-z]{1,8}){0,5}", 1..30), limit in 100..2000usize) {
         let bytes = test_question(&names[0], record_type::SRV, Some(1232));
