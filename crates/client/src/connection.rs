@@ -1,4 +1,4 @@
-//! What a client stands on.
+//! The transport of a client.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -10,34 +10,37 @@ use http::{Request, Response};
 
 use crate::Error;
 
-/// A way to an API server.
+/// A transport to an API server.
 #[async_trait]
 pub trait Connection: Send + Sync + 'static {
-    /// Sends a request and reads the whole answer. A failure the server tells is an answer too.
+    /// Sends a request and reads the whole response. A response with an error status is returned as
+    /// `Ok`.
     async fn send(&self, request: Request<Bytes>) -> Result<Response<Bytes>, Error>;
 
-    /// Follows all objects of a collection (`/apis/apps/v1/replicasets`), in all namespaces. With selectors in a
-    /// query, only those selected; one that ceases to be is told as deleted.
+    /// Watches a collection (`/apis/apps/v1/replicasets`) in all namespaces. A query may contain
+    /// selectors. An object that stops matching them is reported as deleted.
     async fn watch(&self, collection: &str) -> Result<Box<dyn Watch>, Error>;
 
-    /// The same connection as the service account `name` in kube-system, or as the user of that name if it
-    /// begins with `system:`; `None` where the credentials
-    /// that were given are the only ones.
+    /// A connection that impersonates the service account `name` in kube-system, or the user `name`
+    /// if it starts with `system:`. `None` if the connection has fixed credentials.
     fn impersonate(&self, name: &str) -> Option<Arc<dyn Connection>>;
 }
 
-/// The state of a collection and everything that happens to it, in order.
+/// The state of a collection and its changes, in order. Counterpart upstream: a Reflector's list
+/// and watch.
 #[async_trait]
 pub trait Watch: Send {
-    /// Waits for news. The first is always [`News::Everything`]; it comes again after changes were missed.
+    /// Waits for the next event. The first one is always [`WatchEvent::Replace`]. It is repeated if
+    /// changes were missed.
     async fn next(&mut self) -> Result<WatchEvent, Error>;
 }
 
-/// What a feed tells.
+/// An event of a [`Watch`].
 pub enum WatchEvent {
-    /// All objects there are as of `revision`.
+    /// All objects at `revision`.
     Replace { objects: Vec<RawObject>, revision: u64 },
-    /// What has happened since; with none, only that nothing did up to `revision`.
+    /// The changes since the previous event. If empty, a bookmark: nothing changed up to
+    /// `revision`.
     Changes { changes: Vec<WatchChange>, revision: u64 },
 }
 
@@ -45,9 +48,10 @@ pub enum WatchEvent {
 #[derive(Clone)]
 pub struct RawObject {
     bytes: Bytes,
-    /// A part that is not to be read, so that the bytes can be shared with those who need it.
+    /// A range of the bytes that is skipped, so that the buffer can be shared with readers that
+    /// need it.
     excluded: Range<usize>,
-    /// Its resourceVersion, where the bytes do not have it.
+    /// The resourceVersion, if it is not in the JSON.
     pub revision: Option<u64>,
 }
 
@@ -56,7 +60,7 @@ impl RawObject {
         RawObject { bytes: bytes.into(), excluded: 0..0, revision }
     }
 
-    /// The same without a part of it; what is left must be JSON.
+    /// Excludes a range of the bytes. The rest must be valid JSON.
     pub fn without_range(self, part: Range<usize>) -> RawObject {
         RawObject { excluded: part, ..self }
     }
@@ -71,7 +75,7 @@ impl RawObject {
     }
 }
 
-/// One change to one object: its new state, or its last.
+/// A change of one object, with its new or last state.
 pub struct WatchChange {
     pub object: RawObject,
     pub deleted: bool,

@@ -1,37 +1,38 @@
-//! The kinds a server has, as it tells them itself: for loops that work on kinds known only while running.
+//! API discovery, for controllers that work on kinds known at run time only.
 
 use futures_util::stream::{StreamExt as _, iter};
 use serde::Deserialize;
 
 use crate::{Client, Error, Key};
 
-/// Requests under way at once.
+/// The limit of concurrent requests.
 const MAX_CONCURRENT_REQUESTS: usize = 8;
 
-/// One kind in one version of its group.
+/// A kind in one version of its API group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ApiResource {
-    /// `""` for the oldest kinds.
+    /// `""` for the core group.
     pub group: String,
     pub version: String,
     pub kind: String,
     pub plural: String,
     pub namespaced: bool,
     pub verbs: Vec<String>,
-    /// In this version clients should use it: each kind has one such.
+    /// Whether this is the preferred version of the kind. Each kind has one.
     pub preferred: bool,
 }
 
-/// What a server serves, as far as it could be learned.
+/// The result of discovery, possibly partial.
 #[derive(Debug, Default)]
 pub struct ServerResources {
     pub kinds: Vec<ApiResource>,
-    /// The groups and versions that did not answer, such as those of an API server that is away.
+    /// Group versions whose discovery failed, such as those of an unavailable aggregated API
+    /// server.
     pub failed: Vec<(String, Error)>,
 }
 
 impl ApiResource {
-    /// `apps/v1`, or `v1` where the group has no name.
+    /// `apps/v1`, or `v1` for the core group.
     pub fn api_version(&self) -> String {
         match self.group.as_str() {
             "" => self.version.clone(),
@@ -43,7 +44,7 @@ impl ApiResource {
         self.verbs.iter().any(|known| known == verb)
     }
 
-    /// The path of all objects, in one namespace unless that is `""`.
+    /// The path of the collection, in one namespace unless `namespace` is `""`.
     pub fn collection(&self, namespace: &str) -> String {
         let root = if self.group.is_empty() { "/api" } else { "/apis" };
         let (version, plural) = (self.api_version(), &self.plural);
@@ -92,7 +93,7 @@ struct Resource {
 }
 
 impl Client {
-    /// All kinds that are served, preferred versions of a group first.
+    /// Discovers all served kinds. The preferred version of a group comes first.
     pub async fn discover(&self) -> Result<ServerResources, Error> {
         let groups: Groups = self.read("/apis").await?;
         let mut group_versions = vec![(String::new(), "v1".to_owned())];
@@ -122,7 +123,7 @@ impl Client {
         Ok(server_resources)
     }
 
-    /// The kinds of one group in one version, such as `apps/v1`.
+    /// The kinds of one group version, such as `apps/v1`.
     pub async fn resources_for_group_version(&self, api_version: &str) -> Result<Vec<ApiResource>, Error> {
         let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
         let root = if group.is_empty() { "/api" } else { "/apis" };

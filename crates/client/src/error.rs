@@ -1,24 +1,24 @@
-//! Why a request did not get what it asked for.
+//! Errors of requests.
 
 use serde::Deserialize;
 
-/// Why a request failed.
+/// The reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The server said no.
+    /// The API server returned an error status.
     #[error("{}", .0.message)]
     Api(Box<Failure>),
     #[error("cannot reach the API server")]
     Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
-    #[error("the answer to {request} cannot be understood")]
+    #[error("cannot decode the response to {request}")]
     Decode { request: String, source: serde_json::Error },
-    #[error("the object cannot be written as JSON")]
+    #[error("cannot encode the object as JSON")]
     Encode(#[source] serde_json::Error),
     #[error("{0} did not show up in the cache in time")]
     NotCached(String),
 }
 
-/// `metav1.Status` of a failure, as far as clients look at it.
+/// The fields of a `metav1.Status` that clients use.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct Failure {
@@ -46,7 +46,7 @@ pub struct Cause {
 }
 
 impl Error {
-    /// The server's reason, such as `NotFound`; `""` where the server did not answer.
+    /// The reason in the Status, such as `NotFound`. `""` if there was no response.
     pub fn reason(&self) -> &str {
         match self {
             Error::Api(failure) => &failure.reason,
@@ -77,12 +77,12 @@ impl Error {
         self.reason() == "Invalid"
     }
 
-    /// The namespace is going away, so nothing can be made in it any more.
+    /// The namespace is terminating, so no objects can be created in it.
     pub fn is_namespace_terminating(&self) -> bool {
         self.has_cause("NamespaceTerminating")
     }
 
-    /// One of the causes the server lists has this reason.
+    /// Whether one of the causes in the Status has this reason.
     pub fn has_cause(&self, reason: &str) -> bool {
         matches!(self, Error::Api(failure) if failure.details.causes.iter().any(|cause| cause.reason == reason))
     }

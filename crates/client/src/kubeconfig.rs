@@ -1,27 +1,26 @@
-//! Reads a kubeconfig: where the server is, whom to trust, and which credential to show.
+//! Reads the current context of a kubeconfig: server, CA and credentials.
 
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
 use serde::Deserialize;
 
-/// The current context of a kubeconfig, with files read in.
+/// The current context of a kubeconfig, with the contents of referenced files.
 pub struct Kubeconfig {
-    /// `https://host:port`.
     pub server: String,
-    /// Trusted authorities in PEM.
+    /// The CA bundle in PEM.
     pub ca_pem: Vec<u8>,
-    /// A client certificate and its key in PEM.
+    /// The client certificate and its key in PEM.
     pub certificate: Option<(Vec<u8>, Vec<u8>)>,
     pub token: Option<String>,
 }
 
-/// Why a kubeconfig cannot be used.
+/// The reason why a kubeconfig is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeconfigError {
     #[error("cannot read {path}")]
     Read { path: PathBuf, source: std::io::Error },
-    #[error("{path} is not a kubeconfig")]
+    #[error("cannot parse kubeconfig {path}")]
     Parse { path: PathBuf, source: schema::yaml::Error },
     #[error("{path} has no {what}")]
     Missing { path: PathBuf, what: String },
@@ -103,7 +102,7 @@ impl Kubeconfig {
                 Ok(pem) => Ok(Some(pem)),
                 Err(_) => Err(KubeconfigError::Base64 { path: path.to_owned(), what }),
             },
-            // A relative path is meant from where the kubeconfig is.
+            // Relative paths are relative to the kubeconfig.
             (None, Some(file)) => read(&path.parent().unwrap_or(Path::new("")).join(file)).map(Some),
             (None, None) => Ok(None),
         };

@@ -1,8 +1,11 @@
-//! How every role speaks to the API server: a [`Client`] over any [`Connection`].
+//! The API client of all components: a [`Client`] over any [`Connection`].
 //!
-//! A connection answers requests and follows collections. In one process it is the API server itself
-//! (`apiserver::Local`), apart it is HTTPS by a kubeconfig ([`remote`]); nothing that holds a `Client` knows
-//! which. Owns no cache and no loop: those are `reconcile`'s. Read [`Connection`] and [`Client`] first.
+//! A connection sends requests and watches collections. Within the process of the API server it
+//! calls the server directly (`apiserver::Local`), otherwise it uses HTTPS with a kubeconfig
+//! ([`remote`]); the users of a `Client` do not know which. Caches and control loops are in
+//! `reconcile`. Start with [`Connection`] and [`Client`].
+//!
+//! Counterpart upstream: `k8s.io/client-go`.
 
 mod connection;
 mod discovery;
@@ -22,21 +25,22 @@ pub use kubeconfig::{Kubeconfig, KubeconfigError};
 pub use object::{Key, Object, Scope, collection_path, controller_of, object_path, revision_of};
 pub use requests::{DeleteOptions, Patch};
 
-/// Typed requests to an API server. Cheap to clone.
+/// A typed API client. Cheap to clone.
 #[derive(Clone)]
 pub struct Client {
     connection: Arc<dyn Connection>,
-    /// Names this client in `User-Agent`, and so in `managedFields`.
+    /// The `User-Agent`, which is also the default field manager in `managedFields`.
     agent: Arc<str>,
 }
 
 impl Client {
-    /// `agent` is upstream's name of the component, such as `kube-controller-manager`.
+    /// `agent` is the upstream name of the component, such as `kube-controller-manager`.
     pub fn new(connection: Arc<dyn Connection>, agent: &str) -> Client {
         Client { connection, agent: agent.into() }
     }
 
-    /// The same client acting as the service account `name` in kube-system, where the connection can.
+    /// A client that impersonates the service account `name` in kube-system, if the connection
+    /// supports it.
     pub fn impersonate(&self, name: &str) -> Client {
         Client {
             connection: self.connection.impersonate(name).unwrap_or_else(|| self.connection.clone()),
@@ -44,7 +48,6 @@ impl Client {
         }
     }
 
-    /// What carries the requests.
     pub fn connection(&self) -> &Arc<dyn Connection> {
         &self.connection
     }

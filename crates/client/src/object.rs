@@ -1,4 +1,4 @@
-//! What all typed objects have: a place in the API, a name, a revision.
+//! Properties that all typed objects have: path, key and revision.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use k8s_openapi::{ClusterResourceScope, Metadata, NamespaceResourceScope, Resour
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A typed object that the API stores.
+/// A typed API object.
 pub trait Object:
     Resource<Scope: Scope>
     + Metadata<Ty = ObjectMeta>
@@ -25,7 +25,7 @@ pub trait Object:
         self.metadata().name.as_deref().unwrap_or_default()
     }
 
-    /// `""` for what lives in no namespace.
+    /// `""` for cluster-scoped objects.
     fn namespace(&self) -> &str {
         self.metadata().namespace.as_deref().unwrap_or_default()
     }
@@ -50,7 +50,7 @@ pub trait Object:
         self.metadata().annotations.as_ref()?.get(name).map(String::as_str)
     }
 
-    /// The owner reference marked as controller.
+    /// The owner reference with `controller: true`.
     fn controller(&self) -> Option<&OwnerReference> {
         controller_of(self.metadata())
     }
@@ -74,7 +74,7 @@ impl<T> Object for T where
 {
 }
 
-/// Whether objects live in namespaces.
+/// Whether a resource is namespaced.
 pub trait Scope {
     const NAMESPACED: bool;
 }
@@ -87,10 +87,10 @@ impl Scope for ClusterResourceScope {
     const NAMESPACED: bool = false;
 }
 
-/// Which object of a kind.
+/// The namespace and name of an object.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
-    /// `""` for what lives in no namespace.
+    /// `""` for cluster-scoped objects.
     pub namespace: Arc<str>,
     pub name: Arc<str>,
 }
@@ -110,17 +110,17 @@ impl fmt::Display for Key {
     }
 }
 
-/// The owner reference marked as controller.
+/// The owner reference with `controller: true`.
 pub fn controller_of(metadata: &ObjectMeta) -> Option<&OwnerReference> {
     metadata.owner_references.as_ref()?.iter().find(|owner| owner.controller == Some(true))
 }
 
-/// The resourceVersion as a number; 0 where there is none.
+/// The resourceVersion as a number. 0 if there is none.
 pub fn revision_of(metadata: &ObjectMeta) -> u64 {
     metadata.resource_version.as_deref().and_then(|text| text.parse().ok()).unwrap_or(0)
 }
 
-/// The path of all objects of a kind, in one namespace unless that is `""`.
+/// The path of a collection, in one namespace unless `namespace` is `""`.
 pub fn collection_path<T: Object>(namespace: &str) -> String {
     let root = if T::GROUP.is_empty() { "/api" } else { "/apis" };
     let (version, plural) = (T::API_VERSION, T::URL_PATH_SEGMENT);

@@ -1,4 +1,4 @@
-//! An API server elsewhere, over HTTPS.
+//! Connects to a remote API server over HTTPS.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,18 +21,19 @@ use serde_json::value::RawValue;
 use crate::error::Failure;
 use crate::{Connection, Error, Kubeconfig, RawObject, Watch, WatchChange, WatchEvent};
 
-/// How long a watch is asked to last; a new one goes on where it ended.
+/// The `timeoutSeconds` of watches. The next watch continues at the last revision.
 const WATCH_SECONDS: u32 = 570;
-/// How long to wait after a watch that could not be begun.
+/// The delay after a watch that failed to start.
 const WATCH_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// How long to wait for a server to take a call, and for a sign of life on a connection that is in use.
+/// The timeouts for connecting, and for a response to an HTTP/2 ping while the connection is in
+/// use.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const HTTP2_KEEPALIVE: Duration = Duration::from_secs(10);
 
 type HttpsTransport = Http<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
-/// HTTPS to one server with one credential.
+/// HTTPS to one server with fixed credentials.
 #[derive(Clone)]
 pub struct Remote {
     http: Arc<RwLock<HttpsTransport>>,
@@ -45,7 +46,7 @@ impl Remote {
         Ok(Remote::with_tls(&config.server, config.token.as_deref(), Remote::tls(config)?))
     }
 
-    /// Whom a kubeconfig trusts, and what it shows.
+    /// The TLS configuration of a kubeconfig: its CA and client certificate.
     pub fn tls(config: &Kubeconfig) -> Result<rustls::ClientConfig, Error> {
         let connection_error = |error: Box<dyn std::error::Error + Send + Sync>| Error::Unreachable(error);
         let mut roots = rustls::RootCertStore::empty();
@@ -70,7 +71,8 @@ impl Remote {
         })
     }
 
-    /// For whoever has other reasons to trust a server. `server` is as in a kubeconfig.
+    /// Connects with a TLS configuration that does not come from a kubeconfig. `server` has the
+    /// same form as there.
     pub fn with_tls(server: &str, token: Option<&str>, tls: rustls::ClientConfig) -> Remote {
         Remote {
             http: Arc::new(RwLock::new(https_client(tls))),
@@ -79,7 +81,8 @@ impl Remote {
         }
     }
 
-    /// From now on speaks in this way. Watches that are under way end in their time.
+    /// Uses another TLS configuration for new connections. Running watches continue until their
+    /// timeout.
     pub fn replace_tls(&self, tls: rustls::ClientConfig) {
         *self.http.write() = https_client(tls);
     }
@@ -150,14 +153,14 @@ impl Connection for Remote {
     }
 }
 
-/// A list, then watches that go on from it.
+/// A list, followed by watches that continue from its revision.
 struct ListWatch {
     remote: Remote,
     collection: String,
-    /// Everything up to here has been told.
+    /// All events up to this revision have been delivered.
     revision: Option<u64>,
     watch: Option<Incoming>,
-    /// What has been read of the next line.
+    /// The start of an incomplete line.
     buffer: BytesMut,
 }
 
@@ -206,7 +209,8 @@ impl Watch for ListWatch {
                         self.buffer.extend_from_slice(&data);
                     }
                 }
-                // The end of a watch, orderly or not, is no news: the next one goes on from here.
+                // The end of a watch, with or without an error, loses no events: the next watch
+                // continues from this revision.
                 Some(Err(_)) | None => self.watch = None,
             }
         }
@@ -225,7 +229,7 @@ impl ListWatch {
         let decode_error = |source| Error::Decode { request: format!("list {}", self.collection), source };
         let list: List<'_> = serde_json::from_slice(&body).map_err(decode_error)?;
         let revision = list.metadata.resource_version.parse().unwrap_or(0);
-        // Copied, since one that is kept would keep the whole list.
+        // Copied: a slice would keep the buffer of the whole list alive.
         let raw = |item: &&RawValue| RawObject::new(item.get().as_bytes().to_vec(), None);
         let objects = list.items.unwrap_or_default().iter().map(raw).collect();
         self.revision = Some(revision);
@@ -262,7 +266,7 @@ impl ListWatch {
         }
     }
 
-    /// The changes in the lines that have been read whole.
+    /// Parses all complete lines in the buffer.
     fn read_events(&mut self) -> Result<Option<WatchEvent>, Error> {
         let Some(end) = self.buffer.iter().rposition(|byte| *byte == b'\n') else { return Ok(None) };
         let lines = self.buffer.split_to(end + 1).freeze();
@@ -272,7 +276,7 @@ impl ListWatch {
                 |source| Error::Decode { request: format!("watch {}", self.collection), source };
             let RawWatchEvent { what, object } = serde_json::from_slice(line).map_err(decode_error)?;
             if what == "ERROR" {
-                // Most likely the revision is too old; whatever it is, a new list sets it right.
+                // Usually 410 (the revision is compacted). A new list resolves all errors.
                 (self.revision, self.watch) = (None, None);
                 break;
             }
@@ -291,7 +295,7 @@ fn failure(code: u16, body: &[u8]) -> Error {
     let mut failure: Failure = serde_json::from_slice(body).unwrap_or_default();
     failure.code = code;
     if failure.message.is_empty() {
-        failure.message = format!("the server answered {code}");
+        failure.message = format!("server returned status {code} without a message");
     }
     Error::Api(Box::new(failure))
 }

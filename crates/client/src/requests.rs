@@ -1,4 +1,4 @@
-//! The requests roles make, typed where the kind is known when compiling and as values where it is not.
+//! API requests: typed if the kind is known at compile time, otherwise as JSON values.
 
 use bytes::Bytes;
 use http::{Method, Request, header};
@@ -9,24 +9,24 @@ use crate::error::Failure;
 use crate::object::{Key, Object, collection_path, object_path};
 use crate::{Client, Error};
 
-/// A patch and how it is meant.
+/// A patch with its type.
 pub enum Patch {
     Json(Value),
     Merge(Value),
     Strategic(Value),
-    /// Server-side apply by this field manager, taking over what others own.
+    /// Forced server-side apply by this field manager: takes over conflicting fields.
     Apply {
         manager: &'static str,
         object: Value,
     },
 }
 
-/// How an object is deleted.
+/// Options of a delete request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeleteOptions {
-    /// Only the object with this uid.
+    /// Precondition: the object has this UID.
     pub uid: Option<String>,
-    /// Only in this state.
+    /// Precondition: the object has this resourceVersion.
     pub resource_version: Option<String>,
     /// `Background`, `Foreground` or `Orphan`.
     pub propagation: Option<&'static str>,
@@ -34,7 +34,7 @@ pub struct DeleteOptions {
 }
 
 impl DeleteOptions {
-    /// This very object, not another one of its name.
+    /// With a UID precondition, so that another object with the same name is not deleted.
     pub fn uid(uid: &str) -> DeleteOptions {
         DeleteOptions { uid: Some(uid.to_owned()), ..DeleteOptions::default() }
     }
@@ -62,7 +62,7 @@ impl Client {
         self.execute(Method::GET, &object_path::<T>(key), &[], Bytes::new(), JSON).await
     }
 
-    /// All objects of a kind, in one namespace unless that is `""`.
+    /// Lists all objects of a kind, in one namespace unless `namespace` is `""`.
     pub async fn list<T: Object>(&self, namespace: &str) -> Result<Vec<T>, Error> {
         #[derive(serde::Deserialize)]
         struct List<T> {
@@ -78,12 +78,12 @@ impl Client {
         self.execute(Method::POST, &path, &[], encode(object)?, JSON).await
     }
 
-    /// Replaces the object; a stale resourceVersion is a conflict.
+    /// Replaces the object. A stale resourceVersion is a conflict.
     pub async fn replace<T: Object>(&self, object: &T) -> Result<T, Error> {
         self.execute(Method::PUT, &object_path::<T>(&object.key()), &[], encode(object)?, JSON).await
     }
 
-    /// Replaces the object's status; a stale resourceVersion is a conflict.
+    /// Replaces the status of the object. A stale resourceVersion is a conflict.
     pub async fn replace_status<T: Object>(&self, object: &T) -> Result<T, Error> {
         let path = object_path::<T>(&object.key()) + "/status";
         self.execute(Method::PUT, &path, &[], encode(object)?, JSON).await
@@ -101,7 +101,7 @@ impl Client {
         self.delete_at(&object_path::<T>(key), options).await
     }
 
-    /// Creates at a subresource, such as a pod's `binding` or `eviction`.
+    /// Creates a subresource, such as `binding` or `eviction` of a pod.
     pub async fn create_at<T: Object>(
         &self,
         key: &Key,
@@ -112,18 +112,18 @@ impl Client {
         self.request(Method::POST, &path, Some(body)).await
     }
 
-    /// Any request, for kinds known only while running. `path` may have a query.
+    /// Sends any request, for kinds known at run time only. `path` may contain a query.
     pub async fn request(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, Error> {
         let body = body.map(encode).transpose()?.unwrap_or_default();
         self.execute(method, path, &[], body, JSON).await
     }
 
-    /// Reads whatever is at `path`, as much of it as `T` has.
+    /// Reads the object at `path`. Unknown fields are ignored.
     pub async fn read<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
         self.execute(Method::GET, path, &[], Bytes::new(), JSON).await
     }
 
-    /// Patches whatever is at `path`.
+    /// Patches the object at `path`.
     pub async fn patch_at<T: DeserializeOwned>(&self, path: &str, patch: &Patch) -> Result<T, Error> {
         let (content_type, body) = match patch {
             Patch::Json(body) => ("application/json-patch+json", body),
@@ -138,7 +138,7 @@ impl Client {
         self.execute(Method::PATCH, path, query, encode(body)?, content_type).await
     }
 
-    /// Deletes whatever is at `path`, be it an object or a collection.
+    /// Deletes the object or collection at `path`.
     pub async fn delete_at(&self, path: &str, options: &DeleteOptions) -> Result<(), Error> {
         let body = encode(&options.to_value())?;
         let _: serde::de::IgnoredAny = self.execute(Method::DELETE, path, &[], body, JSON).await?;
@@ -158,8 +158,8 @@ impl Client {
         serde_json::from_slice(&response).map_err(|source| Error::Decode { request: request_line, source })
     }
 
-    /// The body of the answer to one request. Apart from [`Client::ask`], so that it is compiled once, not for
-    /// every kind.
+    /// Sends a request and returns the response body. Separate from [`Client::execute`], so that it
+    /// is compiled once instead of once per type.
     async fn exchange(
         &self,
         method: Method,
@@ -188,7 +188,8 @@ impl Client {
         let mut failure: Failure = serde_json::from_slice(response.body()).unwrap_or_default();
         failure.code = response.status().as_u16();
         if failure.message.is_empty() {
-            failure.message = format!("{request_line}: the server answered {}", response.status());
+            failure.message =
+                format!("{request_line}: server returned status {} without a message", response.status());
         }
         Err(Error::Api(Box::new(failure)))
     }

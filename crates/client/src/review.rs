@@ -1,7 +1,7 @@
-//! Asks the API server who somebody is and what they may do, for components that serve something themselves.
+//! Delegated authentication and authorization, for components that serve an API themselves.
 //!
-//! TokenReview says whose a token is, SubjectAccessReview whether they may; answers hold for a while, as
-//! upstream's delegating components let them.
+//! A TokenReview returns the user of a token, a SubjectAccessReview whether a user is authorized.
+//! The results are cached with the default TTLs of upstream's kubelet.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -14,29 +14,28 @@ use tokio::time::Instant;
 
 use crate::{Client, Error};
 
-/// Who may do everything, whatever roles say.
+/// The group whose members are authorized for everything.
 const SYSTEM_PRIVILEGED_GROUP: &str = "system:masters";
 const TOKEN_CACHE_TTL: Duration = Duration::from_secs(120);
 const ALLOWED_CACHE_TTL: Duration = Duration::from_secs(300);
 const DENIED_CACHE_TTL: Duration = Duration::from_secs(30);
-/// Answers that are kept at most; then all are forgotten.
+/// The maximum number of cached results. The cache is cleared when it is full.
 const MAX_CACHE_ENTRIES: usize = 1000;
 
-/// Whoever asks.
+/// The user that sent a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct User {
-    /// The user's name.
     pub name: String,
-    /// The groups they are in.
+    /// The groups of the user.
     pub groups: Vec<String>,
-    /// Their UID, if they have one.
+    /// The UID, or empty.
     pub uid: String,
-    /// More about them, as JSON.
+    /// The extra attributes as JSON, or empty.
     pub extra: String,
 }
 
 impl User {
-    /// Somebody who has shown nothing.
+    /// The user of a request without credentials.
     pub fn anonymous() -> User {
         User {
             name: "system:anonymous".to_owned(),
@@ -45,7 +44,7 @@ impl User {
         }
     }
 
-    /// Whether there is nothing they may not.
+    /// Whether the user is a member of `system:masters`, which is authorized for everything.
     pub fn is_privileged(&self) -> bool {
         self.groups.iter().any(|group| group == SYSTEM_PRIVILEGED_GROUP)
     }
@@ -66,16 +65,16 @@ impl User {
     }
 }
 
-/// What the API server has said lately.
+/// Sends reviews and caches their results.
 #[derive(Default)]
 pub struct ReviewClient {
     tokens: TtlCache<String, Option<User>>,
-    /// By user and, as JSON, what they want.
+    /// By user and by the JSON of the requested attributes.
     access_reviews: TtlCache<(User, String), bool>,
 }
 
 impl ReviewClient {
-    /// Whose a token is; `None` if nobody's.
+    /// The user of a token. `None` if the token is invalid.
     pub async fn authenticate(&self, client: &Client, token: &str) -> Result<Option<User>, Error> {
         if let Some(known) = self.tokens.get(&token.to_owned()) {
             return Ok(known);
@@ -89,7 +88,8 @@ impl ReviewClient {
         Ok(user)
     }
 
-    /// Whether a user may do what the attributes say: `resourceAttributes` or `nonResourceAttributes` with theirs.
+    /// Whether a user is authorized for the attributes: `resourceAttributes` or
+    /// `nonResourceAttributes` with their value.
     pub async fn authorize(
         &self,
         client: &Client,
@@ -115,7 +115,7 @@ impl ReviewClient {
     }
 }
 
-/// Answers that hold for a while.
+/// Entries that expire.
 struct TtlCache<K, V>(Mutex<HashMap<K, (V, Instant)>>);
 
 impl<K, V> Default for TtlCache<K, V> {
