@@ -1,2 +1,2 @@
-//! Nothing but a home for the test that drives a server with the `kube` crate: its dependencies take minutes
-//! to compile, and here no other test waits for them. Read `tests/kube.rs`.
+//! Contains no code. This crate exists for the tests that use the `kube` crate: its dependencies
+//! take minutes to compile, and here no other test has to wait for them. See `tests/kube.rs`.

@@ -13,7 +13,7 @@ use kube::{Client, Config, ResourceExt as _};
 use serde_json::json;
 use testkit::Server;
 
-/// No answer takes longer.
+/// The timeout of each response.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 #[tokio::test]
@@ -45,7 +45,7 @@ async fn config_maps(client: Client) -> Result<()> {
     assert_eq!(event(&mut watch).await?, "modified a");
     let listed = api.list(&ListParams::default().labels("app=web").limit(1)).await?;
     assert_eq!(listed.items, [patched]);
-    // Old news: what was made is not what is there.
+    // A stale resourceVersion.
     let error = api.replace("a", &PostParams::default(), &created).await.unwrap_err();
     assert!(matches!(error, kube::Error::Api(status) if status.code == 409 && status.reason == "Conflict"));
     api.delete("a", &DeleteParams::default()).await?;
@@ -73,7 +73,7 @@ async fn pods(client: Client) -> Result<()> {
     Ok(())
 }
 
-/// What controllers built with kube do when told to.
+/// A watch with `sendInitialEvents`, as controllers built with kube can use instead of a list.
 async fn streaming_lists(client: Client) -> Result<()> {
     let api: Api<ConfigMap> = Api::default_namespaced(client);
     for name in ["x", "y"] {
@@ -83,7 +83,8 @@ async fn streaming_lists(client: Client) -> Result<()> {
         };
         api.create(&PostParams::default(), &map).await?;
     }
-    // The watch asks for any state there was; whoever has listed the newest is not shown an older one.
+    // The watch may start at any cached state. After a list of the latest state, it is at least as
+    // new as that.
     api.list(&ListParams::default()).await?;
     let mut events = Box::pin(watcher(api.clone(), watcher::Config::default().streaming_lists()));
     let mut seen = Vec::new();
@@ -96,7 +97,7 @@ async fn streaming_lists(client: Client) -> Result<()> {
             other => bail!("{other:?} before the list was done"),
         }
     }
-    // The namespace may have a ConfigMap of its own.
+    // The controller manager may have created a ConfigMap in the namespace.
     seen.retain(|name| name != "kube-root-ca.crt");
     assert_eq!(seen, ["init", "x", "y"]);
     api.delete("x", &DeleteParams::default()).await?;
@@ -120,9 +121,9 @@ async fn apply(client: Client) -> Result<()> {
     let params = PatchParams::apply("kube-test");
     let first = api.patch("web", &params, &Patch::Apply(&deployment)).await?;
     let second = api.patch("web", &params, &Patch::Apply(&deployment)).await?;
-    assert_eq!(first, second, "the same again is no change");
+    assert_eq!(first, second, "applying the same object changes nothing");
     let conflicting = json!({"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"replicas": 3}});
-    let other = PatchParams::apply("somebody-else");
+    let other = PatchParams::apply("other-manager");
     let error = api.patch("web", &other, &Patch::Apply(&conflicting)).await.unwrap_err();
     let kube::Error::Api(status) = error else { bail!("{error}") };
     assert_eq!(status.message, "Apply failed with 1 conflict: conflict with \"kube-test\": .spec.replicas");
@@ -133,7 +134,7 @@ async fn apply(client: Client) -> Result<()> {
     Ok(())
 }
 
-/// The next event in two words; bookmarks are none.
+/// The next event as type and name. Bookmarks are skipped.
 async fn event(
     watch: &mut (impl Stream<Item = kube::Result<WatchEvent<ConfigMap>>> + Unpin),
 ) -> Result<String> {

@@ -1,5 +1,5 @@
-//! An operator written with the `kube` crate, as its users write one: a controller over a custom kind that owns
-//! ConfigMaps, sets status and cleans up behind a finalizer.
+//! An operator built with the `kube` crate: a controller for a custom resource that owns
+//! ConfigMaps, updates its status and uses a finalizer for cleanup.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use kube::{Client, Config, Resource as _, ResourceExt as _};
 use serde_json::json;
 use testkit::Server;
 
-/// Nothing takes longer.
+/// The timeout of each step.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const FINALIZER: &str = "harbor.example.com/log";
 
@@ -113,7 +113,7 @@ async fn reconcile(
     .await
 }
 
-/// What a user does, and what is to come of it.
+/// Runs the steps of a user and checks the results.
 async fn run_user_scenario(client: Client) -> Result<()> {
     let api: Api<DynamicObject> = Api::default_namespaced_with(client.clone(), &custom_resource());
     let maps: Api<ConfigMap> = Api::default_namespaced(client);
@@ -131,7 +131,7 @@ async fn run_user_scenario(client: Client) -> Result<()> {
     api.patch("tern", &PatchParams::default(), &Patch::Merge(patch)).await?;
     wait_for_status(&api, 5).await?;
     assert_eq!(maps.get("tern-log").await?.data.unwrap_or_default()["crew"], "5");
-    // What somebody deletes of what is owned comes back.
+    // An owned object that is deleted is created again.
     maps.delete("tern-log", &DeleteParams::default()).await?;
     await_condition(maps.clone(), "tern-log", |map: Option<&ConfigMap>| map.is_some()).await?;
     let uid = api.get("tern").await?.uid().unwrap_or_default();
