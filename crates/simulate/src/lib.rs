@@ -1,8 +1,9 @@
-//! Nodes without machines: Node objects that stay alive and pods whose lives are played, never run.
+//! Simulated nodes: Node objects that stay alive without a machine, and pods whose lifecycle is
+//! simulated and which never run.
 //!
-//! Everything above the kubelet can be tried and measured with it: scheduling, controllers, rollouts. A
-//! pod's whole life follows from its spec and the time it began ([`life`], pure), so a simulation that is
-//! killed and started again goes on as if nothing had happened.
+//! They are used to try and to measure everything above the kubelet: scheduling, controllers,
+//! rollouts. The lifecycle of a pod follows from its spec and its start time ([`pod_lifecycle`],
+//! pure), so a simulation that is restarted continues as if nothing had happened.
 
 mod nodes;
 mod pod_lifecycle;
@@ -10,24 +11,24 @@ mod pods;
 
 use reconcile::Ctx;
 
-/// What is simulated.
+/// The configuration of a simulation.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// How many nodes to make.
+    /// The number of nodes to create.
     pub nodes: u32,
-    /// Tell what a kubelet would tell about containers. Costs three writes a pod.
+    /// Record the events of a kubelet about containers. Costs three writes per pod.
     pub events: bool,
 }
 
-/// Marks a node as simulated. Without it a node is nobody's business here.
+/// The label of a simulated node. Nodes without it are ignored.
 pub use api::core::node::SIMULATE_NODE_LABEL;
-/// An annotation on a simulated node that makes it fall silent, as if its machine had died.
+/// An annotation on a simulated node that stops its heartbeats, as if its machine had failed.
 pub const DOWN_ANNOTATION: &str = "simulate.skiff/down";
 
-/// An annotation on a simulated node: images, separated by commas, that it cannot get.
+/// An annotation on a simulated node: a comma-separated list of images that it cannot pull.
 pub const MISSING_IMAGES_ANNOTATION: &str = "simulate.skiff/missing-images";
 
-/// Plays nodes and their pods until the context's shutdown.
+/// Simulates nodes and their pods until the context's shutdown.
 pub async fn run(ctx: Ctx, config: Config) {
     let ctx = Ctx { events: ctx.events.from("kubelet"), ..ctx };
     tokio::join!(nodes::run(ctx.clone(), config.nodes), pods::run(ctx, config.events));

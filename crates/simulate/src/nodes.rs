@@ -1,4 +1,4 @@
-//! The nodes: made once, kept alive by their leases as a kubelet keeps its own.
+//! Simulated nodes: created once, and kept alive by leases as a kubelet does.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use reconcile::{Ctx, Error, Key, Object as _};
 
 use crate::{DOWN_ANNOTATION, SIMULATE_NODE_LABEL};
 
-/// A kubelet's times: how long a lease lasts and how often it is renewed.
+/// A kubelet's lease duration and renewal interval.
 const LEASE_SECONDS: i32 = 40;
 const RENEW_EVERY: Duration = Duration::from_secs(10);
-/// How many requests are under way at once.
+/// The maximum number of concurrent requests.
 const MAX_CONCURRENT_REQUESTS: usize = 64;
 const KUBELET_VERSION: &str = "v1.36.4";
 
@@ -58,19 +58,19 @@ async fn register(ctx: &Ctx, number: u32) {
     }
     let node = node(&name, number, ctx.clock.now());
     let result = match ctx.create(&node).await {
-        // The status of a new object is the server's business, unless it is sent by itself.
+        // The API server drops the status of a new object, so it is written separately.
         Ok(created) => ctx.replace_status(&Node { status: node.status, ..created }).await.map(drop),
         Err(error) if error.is_already_exists() => Ok(()),
         Err(error) => Err(error),
     };
     if let Err(error) = result {
-        tracing::warn!(%error, name, "cannot register the node");
+        tracing::warn!(%error, name, "cannot register a simulated node");
     }
 }
 
 async fn renew(ctx: &Ctx, node: &Node) {
     if let Err(error) = try_renew(ctx, node).await {
-        tracing::warn!(%error, node = node.name(), "cannot renew the lease");
+        tracing::warn!(%error, node = node.name(), "cannot renew the lease of a simulated node");
     }
 }
 
@@ -148,7 +148,7 @@ fn status(name: &str, number: u32, now: Timestamp) -> NodeStatus {
         last_heartbeat_time: Some(Time(now)),
         last_transition_time: Some(Time(now)),
     };
-    // Addresses of the range for documentation, so that none leads anywhere.
+    // From the range for benchmarks (RFC 2544), so that no address is reachable.
     let ip = format!("198.{}.{}.{}", 18 + ((number >> 16) & 1), (number >> 8) & 255, number & 255);
     let address = |type_: &str, address: String| NodeAddress { type_: type_.to_owned(), address };
     NodeStatus {
@@ -174,7 +174,7 @@ fn status(name: &str, number: u32, now: Timestamp) -> NodeStatus {
         daemon_endpoints: Some(NodeDaemonEndpoints {
             kubelet_endpoint: Some(DaemonEndpoint { port: 10250 }),
         }),
-        // What is only played can be played in any way.
+        // Simulated pods can be resized in any way.
         declared_features: Some(
             ["InPlacePodLevelResourcesVerticalScaling", "InPlacePodVerticalScalingInitContainers"]
                 .map(str::to_owned)

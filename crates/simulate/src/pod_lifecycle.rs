@@ -1,5 +1,5 @@
-//! What becomes of a pod, from its spec and the time it began. Pure: everything a kubelet would report at a
-//! moment is worked out anew each time, so nothing needs to be remembered.
+//! The lifecycle of a pod, derived from its spec and its start time. Pure: the status that a
+//! kubelet would report is computed from scratch each time, so there is no state to keep.
 
 mod program;
 
@@ -12,29 +12,29 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use program::Program;
 use reconcile::conditions::{PodConditions, unready_reason};
 
-/// How a container that keeps failing is slowed down, as a kubelet does it.
+/// The restart back-off of a kubelet: initial and maximum delay.
 const INITIAL_BACK_OFF: SignedDuration = SignedDuration::from_secs(10);
 const MAX_BACK_OFF: SignedDuration = SignedDuration::from_secs(300);
-/// The exit code of programs that are told to stop: the number of the signal above 128.
+/// The exit code of programs that are terminated by SIGTERM: 128 plus the number of the signal.
 const SIGTERM_EXIT_CODE: i32 = 143;
 
-/// A pod's status at a moment, and when it will be another.
+/// The status of a pod at some time, and when it will change.
 #[derive(Debug, PartialEq)]
 pub struct PodSnapshot {
     pub status: PodStatus,
     pub next_change: Option<Timestamp>,
 }
 
-/// Where a simulated pod is.
+/// The environment of a simulated pod.
 pub struct PodEnvironment<'a> {
     pub node_ip: &'a str,
     pub pod_ip: &'a str,
-    /// Images that cannot be had here, separated by commas.
+    /// A comma-separated list of images that cannot be pulled.
     pub missing: &'a str,
 }
 
 impl PodEnvironment<'_> {
-    /// Why a container cannot be made here.
+    /// Why a container's image is not available.
     fn image_error(&self, container: &Container) -> Option<&'static str> {
         let image = container.image.as_deref().unwrap_or_default();
         let is_missing = self.missing.split(',').any(|missing| missing == image);
@@ -43,7 +43,7 @@ impl PodEnvironment<'_> {
     }
 }
 
-/// The status of `pod` at `now`; its life began at `status.startTime`, or begins now.
+/// The status of `pod` at `now`. The pod has started at `status.startTime`, or starts now.
 pub fn snapshot_at(pod: &Pod, environment: &PodEnvironment<'_>, now: Timestamp) -> PodSnapshot {
     let spec = pod.spec.clone().unwrap_or_default();
     let before = pod.status.clone().unwrap_or_default();
@@ -73,7 +73,7 @@ pub fn snapshot_at(pod: &Pod, environment: &PodEnvironment<'_>, now: Timestamp) 
         } else {
             ContainerLifecycle::waiting("PodInitializing")
         };
-        // Of these, only those that have done their work count as ready.
+        // Init containers are only ready once they have succeeded, unless they are sidecars.
         lifecycle.ready &= sidecar;
         if !sidecar && initialized {
             match lifecycle.ended {
@@ -137,7 +137,7 @@ pub fn snapshot_at(pod: &Pod, environment: &PodEnvironment<'_>, now: Timestamp) 
     PodSnapshot { status, next_change: if over { None } else { until } }
 }
 
-/// The last status of a pod that is being deleted: everything in it has been stopped.
+/// The final status of a pod that is being deleted: all its containers have stopped.
 pub fn terminated_status(pod: &Pod, now: Timestamp) -> PodStatus {
     let mut status = pod.status.clone().unwrap_or_default();
     if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
@@ -193,13 +193,13 @@ fn phase(
     }
 }
 
-/// One container's life up to a moment.
+/// The lifecycle of a container up to some time.
 struct ContainerLifecycle {
     state: ContainerState,
     last_state: Option<ContainerState>,
     restarts: i32,
     ready: bool,
-    /// When it ended for good, and with which code.
+    /// When it exited for the last time, and its exit code.
     ended: Option<(Timestamp, i32)>,
     next_change: Option<Timestamp>,
 }
@@ -251,7 +251,7 @@ impl ContainerLifecycle {
         }
     }
 
-    /// Ends it if it runs, as the sidecars of a pod that is over.
+    /// Stops it if it is running, like the sidecars of a terminated pod.
     fn stop(&mut self, at: Timestamp) {
         if let Some(running) = self.state.running.take() {
             self.state = terminated(SIGTERM_EXIT_CODE, running.started_at.map_or(at, |time| time.0), at);

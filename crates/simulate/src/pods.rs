@@ -1,4 +1,5 @@
-//! The pods on simulated nodes: each shown in the state its life has reached, and let go when it is deleted.
+//! Pods on simulated nodes: their status follows their simulated lifecycle, and they are removed
+//! when they are deleted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -10,7 +11,7 @@ use crate::MISSING_IMAGES_ANNOTATION;
 use crate::nodes::is_alive;
 use crate::pod_lifecycle::{self, PodEnvironment};
 
-/// Pods looked at at once; most of the time is spent waiting for the server.
+/// Concurrent syncs; most of the time is spent waiting for the server.
 const WORKERS: usize = 64;
 
 pub async fn run(ctx: Ctx, events: bool) {
@@ -20,7 +21,7 @@ pub async fn run(ctx: Ctx, events: bool) {
             enqueue(changed.latest().key());
         }
     });
-    // A node that comes back to life looks after its pods again.
+    // The pods of a node that comes back are synced again.
     let pods = ctx.caches.pods().clone();
     controller.on(ctx.caches.nodes(), move |changed, enqueue| {
         let was_alive = changed.before.is_some_and(|node| is_alive(node));
@@ -71,7 +72,7 @@ async fn reconcile(
     Ok(snapshot.next_change.map_or(ReconcileAction::AwaitChange, ReconcileAction::RequeueAt))
 }
 
-/// Stops the pod's containers and deletes it for good.
+/// Stops the pod's containers and removes the pod.
 async fn finalize(ctx: &Ctx, pod: &Pod) -> Result<ReconcileAction, Error> {
     let status = pod_lifecycle::terminated_status(pod, ctx.clock.now());
     if pod.status.as_ref() != Some(&status) {
@@ -92,7 +93,7 @@ fn ignore_not_found(result: Result<(), Error>) -> Result<(), Error> {
     }
 }
 
-/// Addresses of pods are made up; none leads anywhere.
+/// Pod addresses are made up. None of them is reachable.
 fn next_address(addresses: &AtomicU32) -> String {
     let number = addresses.fetch_add(1, Ordering::Relaxed);
     format!("10.{}.{}.{}", 128 + ((number / 64_516) & 63), number / 254 % 254 + 1, number % 254 + 1)
@@ -104,7 +105,7 @@ fn address_of(node: &Node) -> &str {
     internal.next().map_or("", |address| &address.address)
 }
 
-/// What a kubelet says when containers start.
+/// Records the events of a kubelet when containers start.
 fn record_events(ctx: &Ctx, pod: &Pod, before: &PodStatus, after: &PodStatus) {
     let lists = [
         ("initContainers", &before.init_container_statuses, &after.init_container_statuses),

@@ -1,16 +1,17 @@
-//! What a container would do, guessed from its command: how long it runs and how it ends.
+//! Guesses from its command how long a container runs and how it exits.
 
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use reconcile::Object as _;
 
-/// How long a program runs that is meant to end, as in a Job or an init container, and does not say when.
+/// How long a program runs that is expected to exit, as in a Job or an init container, if its
+/// command does not show that.
 const DEFAULT_TASK_DURATION: SignedDuration = SignedDuration::from_secs(2);
 
 /// One run of a container.
 #[derive(Debug, PartialEq)]
 pub struct Program {
-    /// `None` is for ever.
+    /// `None` means forever.
     pub runs_for: Option<SignedDuration>,
     pub exit_code: i32,
     pub ready_after: SignedDuration,
@@ -40,14 +41,14 @@ impl Program {
         Program { runs_for, exit_code, ready_after: SignedDuration::from_secs(delay.max(0).into()) }
     }
 
-    /// The same program where it is meant to end, as in an init container: one that is not known to run for a while, such as
-    /// a loop that waits for a service, is taken to succeed.
+    /// The same program if it is expected to exit, as in an init container. If it would run
+    /// forever, such as a loop that waits for a service, it is assumed to succeed.
     pub fn ending(self) -> Program {
         Program { runs_for: self.runs_for.or(Some(DEFAULT_TASK_DURATION)), ..self }
     }
 }
 
-/// A shell script of plain commands one after the other; anything cleverer is taken to run for ever.
+/// A shell script of plain commands in sequence. Anything more complex is assumed to run forever.
 fn script(text: &str) -> (Option<SignedDuration>, i32) {
     if ["while ", "until ", "for ", "exec "].iter().any(|word| text.contains(word)) {
         return (None, 0);
@@ -68,7 +69,8 @@ fn script(text: &str) -> (Option<SignedDuration>, i32) {
     (Some(total), code)
 }
 
-/// One command. Those that are known to end do so at once; servers and the unknown run for ever.
+/// One command. Those that are known to exit do so at once; servers and unknown commands run
+/// forever.
 fn command(words: &[&str]) -> (Option<SignedDuration>, i32) {
     match words {
         []

@@ -41,7 +41,7 @@ fn describe(second: i64, snapshot: &PodSnapshot) -> String {
     format!("{second}: {phase} [{}]{until}\n", containers.collect::<Vec<_>>().join(", "))
 }
 
-/// Shows the pod at each moment at which something changes, five at most.
+/// Prints the pod at each time at which it changes, at most five times.
 #[track_caller]
 fn check(spec: serde_json::Value, expected: Expect) {
     let mut pod = pod(spec);
@@ -54,7 +54,7 @@ fn check(spec: serde_json::Value, expected: Expect) {
         assert_eq!(
             snapshot_at(&pod, &environment(), time(second)).status,
             pod.status.clone().unwrap(),
-            "a second look"
+            "computed twice at the same time"
         );
         match snapshot.next_change {
             Some(next) => second = next.as_second() - START_SECONDS,
@@ -126,7 +126,7 @@ fn deleted_pod_is_terminated() {
 }
 
 proptest! {
-    /// However often and whenever one looks, a pod's life goes the same way.
+    /// The lifecycle does not depend on when and how often it is computed.
     #[test]
     fn snapshot_is_the_same_with_and_without_status_updates(update_seconds in prop::collection::vec(0i64..100, 0..8), exit in 0..2) {
         let script = format!("sleep 2; exit {exit}");
