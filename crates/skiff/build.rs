@@ -1,5 +1,6 @@
-//! Links the program to a fixed place. Each pod is held by a process of this program (`skiff supervise`); wherever the
-//! loader may put it, it has to correct a megabyte of addresses first, which then is that process' own.
+//! Linker options of the skiff binary. The binary is linked as non-PIE: each pod has its own supervisor
+//! process (`skiff supervise`), and with PIE the relocations would cost each of these processes about a
+//! megabyte of private memory.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -7,7 +8,8 @@ fn main() {
     if target("OS") == "linux" && target("ENV") == "gnu" {
         println!("cargo:rustc-link-arg-bins=-no-pie");
     }
-    // Functions that came out the same for several types are kept once, where the linker of the toolchain can do that.
+    // Folds identical functions (instances of one generic function, for example), if the toolchain's
+    // linker supports it.
     if target("ARCH") == "x86_64" && std::env::var("PROFILE").as_deref() == Ok("release") {
         println!("cargo:rustc-link-arg-bins=-Wl,--icf=all");
     }

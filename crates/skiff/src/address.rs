@@ -1,7 +1,7 @@
-//! The machine's own address: which one others reach it at, and what becomes of that while it runs.
+//! The address of this host: how it is chosen, and how changes are followed at runtime.
 //!
-//! An address that the machine has is kept, whatever else comes: a second network or a VPN is no reason to move. Only
-//! once it is gone another one is looked for.
+//! An address is kept as long as the host has it, even if another network or a VPN comes up. A new
+//! address is chosen only after the current one was removed.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
 use std::time::{Duration, Instant};
@@ -11,24 +11,26 @@ use proxy::routes::RouteMonitor;
 use sys::netlink::Netlink;
 use tokio::sync::watch;
 
-/// Where this machine is reached; whoever has it is told of changes.
+/// The current address of this host. The receiver is notified of changes.
 pub type AddressReceiver = watch::Receiver<Option<IpAddr>>;
 
-/// How long to wait until looking again where there is no address, or the kernel does not tell of them.
+/// Poll interval while the host has no address, or while the kernel sends no netlink notifications.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
-/// How long a port may take to come free, and how often to look.
+/// How long a port may stay in use, and how often `listen` retries.
 const PORT_RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 const PORT_RELEASE_POLL: Duration = Duration::from_millis(20);
-/// Somewhere else in the world. Nothing is ever sent there.
+/// Documentation addresses (RFC 5737, RFC 3849), used only for route lookups. No packet is sent to
+/// them.
 const EXTERNAL_ADDRS: [SocketAddr; 2] = [
     SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 9),
     SocketAddr::new(IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), 9),
 ];
 
-/// The address of the interface that has the default route, as upstream's kubelet chooses it: a VPN that takes all traffic
-/// by more specific routes (OpenVPN) or by another table (WireGuard) leaves the default route alone, and must not become the
-/// node's address at the next restart. Without a default route the first address that others could reach; `None` on a
-/// machine without a network.
+/// The address of the interface with the default route, as upstream's kubelet chooses it. A VPN that
+/// takes all traffic by more specific routes (OpenVPN) or by another routing table (WireGuard) leaves
+/// the default route alone, and its address must not become the node's address at the next restart.
+/// Without a default route, the first address that other hosts may reach. `None` if the host has no
+/// network.
 pub fn default_address() -> Option<IpAddr> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let skiff_addresses =
@@ -68,7 +70,8 @@ fn v4_default_link(routes: &str) -> Option<String> {
     routes.lines().skip(1).filter_map(parse).min_by_key(|(metric, _)| *metric).map(|(_, link)| link)
 }
 
-/// The interface of the IPv6 default route with the lowest metric. The kernel's own unreachable route is on `lo`.
+/// The interface of the IPv6 default route with the lowest metric. `lo` is skipped: it has the kernel's
+/// own unreachable default route.
 fn v6_default_link(routes: &str) -> Option<String> {
     let parse = |line: &str| {
         let columns: Vec<&str> = line.split_whitespace().collect();
@@ -87,8 +90,8 @@ fn is_link_local(ip: IpAddr) -> bool {
     }
 }
 
-/// Listens at an address. A skiff that was killed a moment ago may have been starting a program, which has the port for
-/// as long as it has not quite begun.
+/// Binds a TCP listener and retries while the port is in use. If a previous skiff was killed while it
+/// started a child process, the child holds the inherited socket until its `exec`.
 pub fn listen(at: SocketAddr) -> anyhow::Result<TcpListener> {
     let started = Instant::now();
     loop {
@@ -104,21 +107,21 @@ pub fn listen(at: SocketAddr) -> anyhow::Result<TcpListener> {
     }
 }
 
-/// This machine's address on the way to another.
+/// The source address that the kernel selects for packets to `to`.
 pub fn source_address_for(to: SocketAddr) -> std::io::Result<IpAddr> {
     let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    // Nothing is sent: this only makes the kernel look at its routes.
+    // `connect` on a UDP socket sends nothing. It only makes the kernel look up the route.
     let socket = UdpSocket::bind((any, 0))?;
     socket.connect(to)?;
     Ok(socket.local_addr()?.ip())
 }
 
-/// An address that does not change.
+/// A receiver for an address that never changes.
 pub fn fixed(address: Option<IpAddr>) -> AddressReceiver {
     watch::channel(address).1
 }
 
-/// Follows the address that `find` finds, beginning with this one.
+/// Follows the address that `find` returns, starting with `now`.
 pub fn follow<Finding: Future<Output = Option<IpAddr>> + Send>(
     now: Option<IpAddr>,
     find: impl Fn() -> Finding + Send + 'static,
@@ -132,10 +135,11 @@ pub fn follow<Finding: Future<Output = Option<IpAddr>> + Send>(
                 && let Some(found) = find().await
                 && before != Some(found)
             {
-                tracing::info!(address = %found, before = ?before, "this machine is reached at another address");
+                tracing::info!(address = %found, before = ?before, "node address changed");
                 sender.send_replace(Some(found));
             }
-            // Nothing is looked at again without news, unless the kernel tells none or was asked a moment too early.
+            // The next round starts at a netlink notification. It is polled as well if there are no
+            // notifications, or if the notification may have come before the new address was usable.
             let needs_poll = address_monitor.is_closed() || sender.borrow().is_none_or(is_removed);
             tokio::select! {
                 () = address_monitor.changed() => {}
@@ -147,12 +151,14 @@ pub fn follow<Finding: Future<Output = Option<IpAddr>> + Send>(
     address
 }
 
-/// Whether this machine does not have an address any more.
+/// Whether this host no longer has the address. Only a failed `bind` proves that.
 fn is_removed(address: IpAddr) -> bool {
     let bound = UdpSocket::bind((address, 0));
     bound.is_err_and(|error| error.kind() == std::io::ErrorKind::AddrNotAvailable)
 }
 
+// The addresses of the named links; empty if netlink fails. `default_address` excludes skiff's own
+// links.
 fn link_addresses(names: &[&str]) -> Vec<IpAddr> {
     let found = || -> std::io::Result<Vec<IpAddr>> {
         let mut netlink = Netlink::open()?;
@@ -167,7 +173,8 @@ fn link_addresses(names: &[&str]) -> Vec<IpAddr> {
     found().unwrap_or_default()
 }
 
-/// `|-- 192.0.2.7` followed by `/32 host LOCAL` is one of our addresses.
+/// Parses `/proc/net/fib_trie`: `|-- 192.0.2.7` followed by `/32 host LOCAL` is an address of this
+/// host.
 fn v4_addresses(trie: &str) -> Vec<Ipv4Addr> {
     let mut last = None;
     let mut found = Vec::new();
@@ -181,7 +188,7 @@ fn v4_addresses(trie: &str) -> Vec<Ipv4Addr> {
     found
 }
 
-/// Global addresses have scope `00` in the fourth column.
+/// Parses `/proc/net/if_inet6`. Global addresses have scope `00` in the fourth column.
 fn v6_addresses(addresses: &str) -> Vec<Ipv6Addr> {
     let parse = |line: &str| {
         let columns: Vec<&str> = line.split_whitespace().collect();

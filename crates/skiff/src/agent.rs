@@ -1,4 +1,5 @@
-//! `skiff agent`: a node that joins a server elsewhere, and everything that runs on it.
+//! `skiff agent`: joins a server and runs everything that belongs to a node: kubelet, Service proxy,
+//! node DNS and the Ingress relay.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -66,10 +67,7 @@ async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
     let ctx = Ctx::new(Client::new(object_manager.clone(), "kubelet"), Clock::default(), shutdown);
     let api = node::ServingCredentials {
         serving: credentials.serving.clone(),
-        authority: pki::ClientAuthority::new(
-            &joined.cluster_info.client_ca,
-            "the cluster's authority for clients",
-        )?,
+        authority: pki::ClientAuthority::new(&joined.cluster_info.client_ca, "the cluster's client CA")?,
     };
     let address = follow_address(node_ips.0, join_config.address, &server_addr);
     let config = node::config(&flags.node, &joined.cluster_info, address.clone(), api)?;
@@ -97,7 +95,7 @@ async fn serve(flags: AgentFlags) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where this node is reached: where it is told to be, else where the way to the server begins.
+/// The first address of this node: `--node-ip`, else the source address of the route to the server.
 pub async fn first_address(configured_ip: Option<IpAddr>, server_addr: &str) -> IpAddr {
     match configured_ip {
         Some(address) => address,
@@ -105,7 +103,7 @@ pub async fn first_address(configured_ip: Option<IpAddr>, server_addr: &str) -> 
     }
 }
 
-/// The same from then on.
+/// Follows the node's address after that. An address from `--node-ip` is fixed.
 pub fn follow_address(configured_ip: Option<IpAddr>, first: IpAddr, server_addr: &str) -> AddressReceiver {
     if configured_ip.is_some() {
         return address::fixed(configured_ip);
@@ -117,9 +115,9 @@ pub fn follow_address(configured_ip: Option<IpAddr>, first: IpAddr, server_addr:
     })
 }
 
-/// `host:port` of the server's URL.
+/// Parses `host:port` from the URL of the server; the default port is 443.
 pub fn server_addr(url: &str) -> anyhow::Result<String> {
-    let invalid = || format!("--server {url:?} is not written https://host:port");
+    let invalid = || format!("--server {url:?} must be a URL such as https://host:port");
     let server_addr =
         url.strip_prefix("https://").map(|rest| rest.trim_end_matches('/')).with_context(invalid)?;
     anyhow::ensure!(!server_addr.is_empty() && !server_addr.contains('/'), invalid());
@@ -143,12 +141,14 @@ fn read_token(flags: &AgentFlags) -> anyhow::Result<Option<JoinToken>> {
     Ok(text.as_deref().map(JoinToken::from_str).transpose()?)
 }
 
-/// This machine's address on the way to the server; waits until there is one.
+/// Waits until there is a route to the server and returns the source address of that route.
 async fn wait_for_source_address(server_addr: &str) -> IpAddr {
     loop {
         match find_source_address(server_addr).await {
             Ok(address) => return address,
-            Err(error) => tracing::warn!(%error, server = server_addr, "no way to the server yet"),
+            Err(error) => {
+                tracing::warn!(%error, server = server_addr, "no route to the server yet, retrying")
+            }
         }
         tokio::time::sleep(std::time::Duration::from_secs(2)).await;
     }

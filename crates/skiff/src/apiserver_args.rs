@@ -1,4 +1,4 @@
-//! `--kube-apiserver-arg name=value`: the flags of upstream's API server that have a meaning here.
+//! `--kube-apiserver-arg name=value`: the flags of upstream's kube-apiserver that skiff supports.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use anyhow::{Context as _, bail};
 use crate::certificates::{Certificates, PROXY_CLIENT};
 use crate::flags::ServerFlags;
 
-/// Every name that is understood.
+/// All supported flag names, sorted.
 const SUPPORTED_FLAGS: &[&str] = &[
     "admission-control-config-file",
     "anonymous-auth",
@@ -77,7 +77,7 @@ const SUPPORTED_FLAGS: &[&str] = &[
     "token-auth-file",
 ];
 
-/// The arguments by name, in the order they were given.
+/// The values of each flag, in the order given.
 #[derive(Debug, Default)]
 pub struct ApiserverArgs(BTreeMap<&'static str, Vec<String>>);
 
@@ -85,12 +85,12 @@ impl ApiserverArgs {
     pub fn parse(args: &[String]) -> anyhow::Result<ApiserverArgs> {
         let mut arguments = ApiserverArgs::default();
         for argument in args {
-            // A flag without a value is one that is switched on.
+            // As in upstream, a flag without a value is a boolean that is set to true.
             let text = argument.trim_start_matches("--");
             let (name, value) = text.split_once('=').unwrap_or((text, "true"));
             let Some(known) = SUPPORTED_FLAGS.iter().find(|known| **known == name) else {
                 bail!(
-                    "--kube-apiserver-arg {name:?} has no meaning here; only these have: {}",
+                    "--kube-apiserver-arg {name:?} is not supported; supported names: {}",
                     SUPPORTED_FLAGS.join(", ")
                 );
             };
@@ -99,7 +99,7 @@ impl ApiserverArgs {
         Ok(arguments)
     }
 
-    /// Each value that was given.
+    /// All values of a flag.
     pub fn values(&self, name: &str) -> &[String] {
         debug_assert!(SUPPORTED_FLAGS.contains(&name), "{name}");
         self.0.get(name).map_or(&[], Vec::as_slice)
@@ -110,7 +110,7 @@ impl ApiserverArgs {
         self.values(name).last().map(String::as_str).filter(|value| !value.is_empty())
     }
 
-    /// All values, those separated by commas too.
+    /// All values of a flag; each may be a comma-separated list.
     pub fn list(&self, name: &str) -> Vec<String> {
         let values = self.values(name).iter().flat_map(|value| value.split(','));
         values.filter(|value| !value.is_empty()).map(str::to_owned).collect()
@@ -132,7 +132,9 @@ impl ApiserverArgs {
     pub fn duration(&self, name: &str) -> anyhow::Result<Option<Duration>> {
         let Some(text) = self.value(name) else { return Ok(None) };
         let parsed = api::time::parse_duration(text).ok().and_then(|time| Duration::try_from(time).ok());
-        parsed.map(Some).with_context(|| format!("--kube-apiserver-arg {name}: {text:?} is no duration"))
+        parsed
+            .map(Some)
+            .with_context(|| format!("--kube-apiserver-arg {name}: {text:?} is not a duration such as 1m30s"))
     }
 
     pub fn admission(&self) -> anyhow::Result<apiserver::AdmissionOptions> {
@@ -151,10 +153,13 @@ impl ApiserverArgs {
 
     fn number<T: std::str::FromStr>(&self, name: &str, default_value: T) -> anyhow::Result<T> {
         let Some(text) = self.value(name) else { return Ok(default_value) };
-        text.parse().ok().with_context(|| format!("--kube-apiserver-arg {name}: {text:?} is no such number"))
+        text.parse()
+            .ok()
+            .with_context(|| format!("--kube-apiserver-arg {name}: {text:?} is not a valid number"))
     }
 
-    /// Reads and writes share their seats.
+    /// The total concurrency limit. Priority and Fairness adds the limits for reads and for writes, as
+    /// upstream does.
     pub fn max_inflight_requests(&self) -> anyhow::Result<u64> {
         let reads: u32 = self.number("max-requests-inflight", 400)?;
         let writes: u32 = self.number("max-mutating-requests-inflight", 200)?;
@@ -166,7 +171,7 @@ impl ApiserverArgs {
         }
     }
 
-    /// Where events go; the names and what they are without a word are upstream's.
+    /// Audit backends. Flag names and defaults are those of upstream.
     pub fn audit(&self) -> anyhow::Result<apiserver::AuditOptions> {
         let log = self.path("audit-log-path").map(|path| {
             anyhow::Ok(apiserver::AuditLogOptions {
@@ -254,7 +259,7 @@ impl ApiserverArgs {
         })
     }
 
-    /// Whether the file that says how values are encrypted may change.
+    /// Whether the encryption configuration file is reloaded when it changes.
     pub fn encryption_reload_enabled(&self) -> anyhow::Result<bool> {
         Ok(self.flag("encryption-provider-config-automatic-reload")?.unwrap_or(false))
     }
@@ -312,7 +317,7 @@ impl ApiserverArgs {
         }))
     }
 
-    /// Ours and upstream's habits, where nothing else is said.
+    /// The defaults are skiff's own request header CA and upstream's usual header names.
     fn front_proxy(&self, certificates: &Certificates) -> anyhow::Result<apiserver::FrontProxy> {
         let list = |name: &str, default_value: &str| {
             let list_values = self.list(name);
@@ -335,7 +340,8 @@ impl ApiserverArgs {
         })
     }
 
-    /// Who this server is to API servers behind it: a certificate of the administrator's, or ours.
+    /// The client certificate that this server presents to aggregated API servers: one from the
+    /// administrator, or skiff's own.
     pub fn proxy_client(&self, certificates: &Certificates) -> anyhow::Result<Arc<pki::ClientCertificate>> {
         match (self.path("proxy-client-cert-file"), self.path("proxy-client-key-file")) {
             (None, None) => Ok(certificates.proxy_client_tls()),
@@ -345,7 +351,9 @@ impl ApiserverArgs {
                 Ok(pki::ClientCertificate::new(&certificate_pair)?)
             }
             _ => {
-                bail!("--kube-apiserver-arg proxy-client-cert-file and proxy-client-key-file need each other")
+                bail!(
+                    "--kube-apiserver-arg proxy-client-cert-file and proxy-client-key-file must be set together"
+                )
             }
         }
     }
@@ -356,7 +364,7 @@ impl ApiserverArgs {
             issuers.push(format!("https://kubernetes.default.svc.{}", flags.cluster_domain));
         }
         if issuers.iter().any(String::is_empty) {
-            bail!("--kube-apiserver-arg service-account-issuer: an issuer has a name");
+            bail!("--kube-apiserver-arg service-account-issuer: must not be empty");
         }
         let max_expiration = self
             .duration("service-account-max-token-expiration")?
@@ -434,7 +442,7 @@ mod tests {
         assert_eq!(log.mode, apiserver::AuditMode::Batch);
         assert!(parse(&["audit-log-path=/x", "audit-log-maxage=-1"]).unwrap().audit().is_err());
         let error = parse(&["token-auth-fil=/etc/x"]).unwrap_err().to_string();
-        assert!(error.starts_with("--kube-apiserver-arg \"token-auth-fil\" has no meaning here"), "{error}");
+        assert!(error.starts_with("--kube-apiserver-arg \"token-auth-fil\" is not supported"), "{error}");
         assert!(parse(&["anonymous-auth=perhaps"]).unwrap().flag("anonymous-auth").is_err());
     }
 }

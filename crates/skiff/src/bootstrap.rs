@@ -1,7 +1,10 @@
-//! Who a node alone is to its API server: what its kubeconfig says, or what it gets by another one that is good for
-//! nothing but to ask (`--bootstrap-kubeconfig`). Files are upstream's, so that either kubelet takes over from the other:
-//! certificate and key are in one file of the certificate directory, which the kubeconfig points to, and which is
-//! replaced before the certificate ends.
+//! The client certificate of a standalone kubelet: from its kubeconfig, or requested with the bootstrap
+//! kubeconfig (`--bootstrap-kubeconfig`). File names and formats are those of upstream, so that either
+//! kubelet can take over from the other. Certificate and key are in one file in the certificate
+//! directory. The kubeconfig refers to it by a symlink, which is replaced before the certificate
+//! expires.
+//!
+//! Upstream: `pkg/kubelet/certificate/bootstrap` and `client-go/util/certificate`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,35 +19,36 @@ use serde_json::json;
 
 use crate::join::CertificateRequest;
 
-/// What the kubeconfig points to: the newest of the files beside it.
+/// Symlink to the newest certificate file in the same directory. The kubeconfig refers to it.
 const CURRENT_CERTIFICATE: &str = "kubelet-client-current.pem";
-/// How long somebody may take to sign a request before another one is made.
+/// How long to wait for a signature before a new CertificateSigningRequest is created.
 const CSR_TIMEOUT: Duration = Duration::from_secs(15 * 60);
-/// How long to wait before trying again, at first and at most.
+/// Delay before a retry: the first one, and the limit.
 const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
-/// A timer does not run while the machine sleeps, so that no wait is longer than this.
+/// Timers do not advance while the host is suspended, so no single sleep is longer than this.
 const MAX_SLEEP: Duration = Duration::from_secs(3600);
 
-/// Where a node's identity is, and how it gets one.
+/// Manages the client certificate of a kubelet.
 pub struct ClientCertificateManager {
     pub kubeconfig: PathBuf,
     pub bootstrap_kubeconfig: Option<PathBuf>,
-    /// Where certificates are kept.
+    /// Directory of the certificate files.
     pub cert_dir: PathBuf,
-    /// What it is to say.
+    /// Subject of the requested certificate.
     pub leaf: Leaf,
-    /// Whether it is replaced before it ends.
+    /// Whether the certificate is renewed before it expires.
     pub rotates: bool,
 }
 
 impl ClientCertificateManager {
-    /// What there is to begin with. It may be good for nothing yet, where [`Identity::keep`] is about to get more.
+    /// The kubeconfig to start with. It may have no credentials yet; [`ClientCertificateManager::run`]
+    /// then requests a certificate.
     pub fn initial_kubeconfig(&self) -> anyhow::Result<Kubeconfig> {
         let config = match (self.valid_kubeconfig(), &self.bootstrap_kubeconfig) {
             (Ok(config), _) => config,
             (Err(error), Some(path)) => {
-                tracing::info!("{error:#}: asking for a certificate by {}", path.display());
+                tracing::info!("{error:#}: requesting a client certificate with {}", path.display());
                 Kubeconfig { certificate: None, token: None, ..Kubeconfig::read(path)? }
             }
             (Err(error), None) => return Err(error),
@@ -52,7 +56,8 @@ impl ClientCertificateManager {
         Ok(config)
     }
 
-    /// The kubeconfig, if what it shows is good. A certificate of ours is newer than the one it has.
+    /// The kubeconfig, if its certificate has not expired. With rotation, the certificate in `cert_dir`
+    /// is newer than the one in the kubeconfig and is used instead.
     fn valid_kubeconfig(&self) -> anyhow::Result<Kubeconfig> {
         let mut config = Kubeconfig::read(&self.kubeconfig)?;
         if let Some(current) = self.current_certificate().filter(|_| self.rotates) {
@@ -64,20 +69,21 @@ impl ClientCertificateManager {
             let is_good = end.is_none_or(|end| end > Timestamp::now());
             anyhow::ensure!(
                 is_good || self.bootstrap_kubeconfig.is_none(),
-                "the certificate of {path} has ended"
+                "the certificate of {path} has expired"
             );
         }
         Ok(config)
     }
 
-    /// The certificate that was asked for here, if it is still good.
+    /// The certificate that was requested here, if it has not expired.
     fn current_certificate(&self) -> Option<CertKeyPair> {
         let pem = std::fs::read_to_string(self.cert_dir.join(CURRENT_CERTIFICATE)).ok()?;
         let end = pki::expiry(&pem)?;
         (end > Timestamp::now()).then(|| CertKeyPair { cert_pem: pem.clone(), key_pem: pem })
     }
 
-    /// Gets a certificate where there is none, and another one before it ends; `remote` shows it from then on.
+    /// Requests a certificate if there is none, and renews it before it expires. `remote` uses each new
+    /// certificate.
     pub async fn run(self, remote: Remote) {
         let (mut backoff, mut was_renewed) = (INITIAL_BACKOFF, false);
         loop {
@@ -87,7 +93,7 @@ impl ClientCertificateManager {
             }
             let credentials = usable.as_ref().map(|config| &config.certificate);
             let renewal_time = match credentials {
-                // Tokens are not ours to renew.
+                // Tokens cannot be renewed here.
                 Some(None) => return,
                 Some(Some((certificate, _))) => {
                     let cert_pem = String::from_utf8_lossy(certificate).into_owned();
@@ -103,20 +109,23 @@ impl ClientCertificateManager {
                 continue;
             }
             match self.renew(usable.is_some(), &remote).await {
-                // One that is due as soon as it is signed, as by a clock that is wrong, is not asked for again and again.
+                // A new certificate that is due for renewal at once (by a wrong clock, for example)
+                // must not cause a loop of requests. The second renewal in a row is followed by the
+                // delay.
                 Ok(()) if was_renewed => {}
                 Ok(()) => {
                     (was_renewed, backoff) = (true, INITIAL_BACKOFF);
                     continue;
                 }
-                Err(error) => tracing::warn!("this node has no new certificate yet: {error:#}"),
+                Err(error) => tracing::warn!("requesting a client certificate failed, retrying: {error:#}"),
             }
             tokio::time::sleep(backoff).await;
             backoff = backoff.saturating_mul(2).min(MAX_BACKOFF);
         }
     }
 
-    /// Asks for a certificate, as who we are if that is known.
+    /// Requests a certificate: with the current client certificate if there is one, else with the
+    /// bootstrap kubeconfig.
     async fn renew(&self, has_certificate: bool, remote: &Remote) -> anyhow::Result<()> {
         let (requester, source_config) = match &self.bootstrap_kubeconfig {
             Some(path) if !has_certificate => {
@@ -137,21 +146,21 @@ impl ClientCertificateManager {
         if !has_certificate {
             let text = kubeconfig(&source_config, &self.cert_dir.join(CURRENT_CERTIFICATE));
             if let Some(dir) = self.kubeconfig.parent() {
-                std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
+                std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
             }
             pki::write_file(&self.kubeconfig, text.as_bytes(), 0o600)?;
         }
         let certificate = Some((signed.cert_pem.into_bytes(), signed.key_pem.into_bytes()));
         remote.replace_tls(Remote::tls(&Kubeconfig { certificate, ..source_config })?);
-        tracing::info!("this node has a new certificate as a client");
+        tracing::info!("client certificate renewed");
         Ok(())
     }
 
-    /// Writes a file of its own, and points to that.
+    /// Writes a new certificate file and replaces the symlink atomically by `rename`.
     fn write(&self, certificate: &CertKeyPair, now: Timestamp) -> anyhow::Result<()> {
         use std::os::unix::fs::DirBuilderExt as _;
         let created = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.cert_dir);
-        created.with_context(|| format!("cannot make {}", self.cert_dir.display()))?;
+        created.with_context(|| format!("cannot create {}", self.cert_dir.display()))?;
         let name = format!("kubelet-client-{}.pem", now.strftime("%Y-%m-%d-%H-%M-%S"));
         let pem = format!("{}{}", certificate.cert_pem, certificate.key_pem);
         pki::write_file(&self.cert_dir.join(&name), pem.as_bytes(), 0o600)?;
@@ -167,7 +176,7 @@ impl ClientCertificateManager {
     }
 }
 
-/// As upstream's kubelet writes it.
+/// The kubeconfig in the form that upstream's kubelet writes.
 fn kubeconfig(source_config: &Kubeconfig, pem: &Path) -> String {
     use base64::Engine as _;
     let authority = base64::engine::general_purpose::STANDARD.encode(&source_config.ca_pem);
@@ -181,7 +190,7 @@ fn kubeconfig(source_config: &Kubeconfig, pem: &Path) -> String {
             "cluster": "default-cluster", "namespace": "default", "user": "default-auth",
         }}],
     });
-    // All JSON is YAML.
+    // JSON is valid YAML.
     format!("{config:#}\n")
 }
 
@@ -231,7 +240,7 @@ mod tests {
             "users": [{"name": "u", "user": {"token": "t"}}],
         });
         std::fs::write(path("bootstrap"), first.to_string()).expect("written");
-        assert!(manager(false, true).initial_kubeconfig().is_err(), "there is nothing");
+        assert!(manager(false, true).initial_kubeconfig().is_err(), "no kubeconfig exists");
         let config = manager(true, true).initial_kubeconfig().expect("whom to ask");
         assert_eq!((config.server.as_str(), config.token, config.certificate), ("https://first", None, None));
         let now = Timestamp::now();
@@ -242,14 +251,14 @@ mod tests {
         assert_eq!(
             manager(true, true).initial_kubeconfig().expect("whom to ask").server,
             "https://first",
-            "it has ended"
+            "the certificate has expired"
         );
         assert_eq!(manager(false, true).initial_kubeconfig().expect("a kubeconfig").server, "https://second");
         manager(true, true).write(&issue(3600, now), now).expect("written");
         let config = manager(true, true).initial_kubeconfig().expect("a kubeconfig");
         assert!(config.server == "https://second" && config.certificate.is_some());
         let files = std::fs::read_dir(path("pki")).expect("a directory").count();
-        assert_eq!(files, 3, "one file for each, and what points to the newest");
+        assert_eq!(files, 3, "one file per certificate, and the symlink to the newest");
         let mode = std::fs::metadata(&pem).expect("a file").permissions();
         assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o600);
     }

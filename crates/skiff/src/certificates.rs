@@ -1,5 +1,5 @@
-//! The server's own certificates, and the administrator's: made at first start and renewed in good time
-//! while the server runs, without anybody noticing.
+//! The certificates of the server and of the administrator: created at the first start and renewed
+//! while the server runs. Connections are not interrupted by a renewal.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
@@ -19,21 +19,21 @@ use crate::node;
 use crate::server::external_address;
 
 const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
-/// A timer does not run while the machine sleeps and knows nothing of clocks that are set, so that no wait
-/// is longer than this.
+/// Timers do not advance while the host is suspended and do not follow changes of the clock, so no
+/// single sleep is longer than this.
 const MAX_SLEEP: Duration = Duration::from_secs(24 * 3600);
-/// How soon a renewal that failed (a full disk) is tried again.
+/// Delay before a failed renewal (full disk, for example) is retried.
 const RENEWAL_RETRY: Duration = Duration::from_secs(3600);
 
-/// Who the API server is to kubelets.
+/// Common name of the API server's client certificate for kubelets.
 pub const KUBELET_CLIENT: &str = "system:kube-apiserver";
 
-/// Who the API server is to API servers behind it.
+/// Common name of the API server's client certificate for aggregated API servers.
 pub const PROXY_CLIENT: &str = "system:auth-proxy";
 
-/// The administrator's kubeconfig and the server it leads to.
+/// Where the administrator's kubeconfig is written, and the server URL in it.
 pub struct AdminKubeconfig {
-    /// In the data directory, for skiff's own commands.
+    /// The file in the data directory, which skiff's own commands use.
     pub default_path: PathBuf,
     pub output: Option<kubeconfig::KubeconfigFile>,
     pub url: String,
@@ -42,7 +42,7 @@ pub struct AdminKubeconfig {
 impl AdminKubeconfig {
     pub fn new(data_dir: &Path, output: Option<kubeconfig::KubeconfigFile>, url: String) -> AdminKubeconfig {
         let default_path = data_dir.join("admin.kubeconfig");
-        // Its own file holds nothing else, so there is nothing to merge.
+        // The default file has no other entries, so nothing needs to be merged into it.
         AdminKubeconfig { output: output.filter(|output| output.path != default_path), default_path, url }
     }
 }
@@ -51,7 +51,8 @@ pub struct Certificates {
     dir: PathBuf,
     server_ca: Arc<Authority>,
     client_ca: Arc<Authority>,
-    /// Of nodes as servers: what it signs must not be taken for the API server.
+    /// Signs the serving certificates of kubelets. It is separate from the server CA, so that no
+    /// certificate it signs is accepted as the API server's.
     kubelet_ca: Arc<Authority>,
     request_header_ca: Authority,
     server: Leaf,
@@ -65,9 +66,9 @@ pub struct Certificates {
     kubelet_client_tls: Arc<ClientTls>,
     proxy_client: Leaf,
     proxy_client_tls: Arc<ClientCertificate>,
-    /// When to look again.
+    /// When the next renewal is due.
     next_renewal: Timestamp,
-    /// Where this machine is reached; certificates say so.
+    /// The address of this host. Serving certificates contain it.
     address: AddressReceiver,
 }
 
@@ -121,43 +122,44 @@ impl Certificates {
         Ok(certificates)
     }
 
-    /// What the server shows; follows renewals.
+    /// TLS configuration of the API server; follows renewals.
     pub fn serving(&self) -> Arc<ServingCertificate> {
         self.serving.clone()
     }
 
-    /// What the node of this process shows; follows renewals.
+    /// Serving certificate of the kubelet in this process; follows renewals.
     pub fn kubelet_serving(&self) -> Arc<ServingCertificate> {
         self.kubelet_serving.clone()
     }
 
-    /// How the API server speaks to kubelets; follows renewals.
+    /// TLS configuration for connections to kubelets; follows renewals.
     pub fn kubelet_client_tls(&self) -> Arc<ClientTls> {
         self.kubelet_client_tls.clone()
     }
 
-    /// What the API server shows to API servers behind it; follows renewals.
+    /// Client certificate for aggregated API servers; follows renewals.
     pub fn proxy_client_tls(&self) -> Arc<ClientCertificate> {
         self.proxy_client_tls.clone()
     }
 
-    /// The kubeconfig for the administrator to use.
+    /// The administrator's kubeconfig: the file from `--write-kubeconfig` if it was written, else the
+    /// one in the data directory.
     pub fn kubeconfig(&self) -> &Path {
         let AdminKubeconfig { default_path: own, output, .. } = &self.kubeconfig;
         output.as_ref().filter(|_| self.is_output_written).map_or(own, |output| &output.path)
     }
 
-    /// Who vouches for clients.
+    /// The CA that client certificates are verified with.
     pub fn client_authority(&self) -> Result<ClientAuthority, pki::Error> {
-        ClientAuthority::new(self.client_ca.pem(), "the authority for clients")
+        ClientAuthority::new(self.client_ca.pem(), "the client CA")
     }
 
     pub fn server_ca(&self) -> &str {
         self.server_ca.pem()
     }
 
-    /// Who signs which requests for certificates: clients are known by one authority, nodes as servers by
-    /// another.
+    /// The CA of each CertificateSigningRequest signer. Client certificates are signed by one CA,
+    /// serving certificates of kubelets by another.
     pub fn signers(&self) -> Signers {
         let rows = [
             ("kubernetes.io/kube-apiserver-client", &self.client_ca),
@@ -176,8 +178,8 @@ impl Certificates {
         self.request_header_ca.pem()
     }
 
-    /// Renews whatever is due, whenever it is, and whatever names an address that is not ours any more. `clock` tells
-    /// the time.
+    /// Renews certificates when they are due, and when the address of this host changes. `clock`
+    /// returns the current time.
     pub async fn keep_renewed(mut self, clock: impl Fn() -> Timestamp) {
         let mut address = self.address.clone();
         loop {
@@ -185,7 +187,7 @@ impl Certificates {
             if self.next_renewal <= now
                 && let Err(error) = self.renew(now)
             {
-                tracing::error!(%error, "cannot renew the certificates");
+                tracing::error!(%error, "cannot renew certificates, retrying");
                 self.next_renewal = now + RENEWAL_RETRY;
             }
             let wait = Duration::try_from(now.duration_until(self.next_renewal)).unwrap_or_default();
@@ -196,7 +198,7 @@ impl Certificates {
         }
     }
 
-    /// Makes what is missing or grown old, and sets when to look again.
+    /// Issues certificates that are missing or due for renewal, and sets `next_renewal`.
     fn renew(&mut self, now: Timestamp) -> Result<(), pki::Error> {
         let address = *self.address.borrow();
         let server = with_address(&self.server, address);
@@ -218,7 +220,7 @@ impl Certificates {
             .map(|certificate| certificate.renewal_time())
             .min();
         self.next_renewal = next_renewal.unwrap_or(now);
-        tracing::debug!(due = %self.next_renewal, "certificates are good");
+        tracing::debug!(due = %self.next_renewal, "certificates are valid");
         Ok(())
     }
 
@@ -226,7 +228,7 @@ impl Certificates {
         let AdminKubeconfig { default_path: own, output, url } = &self.kubeconfig;
         let text = pki::kubeconfig(url, self.server_ca.pem(), admin, kubeconfig::ENTRY_NAME);
         pki::write_file(own, text.as_bytes(), 0o600)?;
-        // The cluster works without it.
+        // A failure is not fatal: the cluster works without this file.
         let Some(output) = output else { return Ok(()) };
         let written = output.write(&text);
         self.is_output_written = written.is_ok();
@@ -241,7 +243,8 @@ impl Certificates {
     }
 }
 
-/// The certificate with its authority, which nodes that join find in it.
+/// The certificate chain with the CA. Joining nodes pin the CA by its fingerprint and need to receive
+/// it in the handshake.
 fn with_ca_chain(certificate: &CertKeyPair, authority: &Authority) -> CertKeyPair {
     CertKeyPair {
         cert_pem: format!("{}{}", certificate.cert_pem, authority.pem()),
@@ -249,7 +252,7 @@ fn with_ca_chain(certificate: &CertKeyPair, authority: &Authority) -> CertKeyPai
     }
 }
 
-/// The same for whoever is reached at this address too.
+/// Adds an address to the certificate's subject alternative names.
 fn with_address(leaf: &Leaf, address: Option<IpAddr>) -> Leaf {
     let mut leaf = leaf.clone();
     leaf.ips.extend(address.filter(|address| !leaf.ips.contains(address)));
@@ -283,7 +286,7 @@ fn server_leaf(flags: &ServerFlags) -> Leaf {
     }
 }
 
-/// The node of this process as a server.
+/// The serving certificate of the kubelet in this process.
 fn kubelet_leaf(flags: &ServerFlags) -> Leaf {
     let name = node::name(&flags.node);
     let mut ips = vec![IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
@@ -330,7 +333,7 @@ mod tests {
         Certificates::new(&flags, address, kubeconfig, START.parse().unwrap()).unwrap()
     }
 
-    /// How long the serving certificate and the administrator's go on, as clients see them.
+    /// Days until the serving certificate and the administrator's client certificate expire.
     fn days_left(serving: &ServingCertificate, kubeconfig: &std::path::Path, now: Timestamp) -> (i64, i64) {
         let text = std::fs::read_to_string(kubeconfig).unwrap();
         let admin = testkit::kubeconfig::parse(&text).unwrap().cert_pem;
@@ -358,7 +361,7 @@ mod tests {
                 seen.push(now);
             }
         }
-        assert_eq!(seen[0], first, "nothing is renewed before its time");
+        assert_eq!(seen[0], first, "not renewed before it is due");
         assert_eq!(seen.len(), 3, "renewed after nine months each");
         renewal.abort();
     }
@@ -372,7 +375,7 @@ mod tests {
         let started = tokio::time::Instant::now();
         let clock = move || START.parse::<Timestamp>().unwrap() + started.elapsed();
         let renewal = tokio::spawn(certificates.keep_renewed(clock));
-        // A directory where the key should be cannot be replaced by a file.
+        // Replacing a directory by a file fails, which simulates a write error.
         let key = dir.path().join("tls/serving.key");
         std::fs::remove_file(&key).unwrap();
         std::fs::create_dir_all(key.join("x")).unwrap();

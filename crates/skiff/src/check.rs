@@ -1,16 +1,17 @@
-//! `skiff check`: what this host has of what a node needs, and how to get the rest.
+//! `skiff check`: checks whether this host has what a node needs, and prints how to fix what is
+//! missing.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 
 use crate::containerd::{self, CNI_BIN_DIRS, find_program};
 
-/// What a look at one thing has found.
+/// Result of one check.
 enum CheckResult {
     Passed(String),
-    /// Things work, but not all of them.
+    /// Pods run, with restrictions. The second field is the fix.
     Warning(String, &'static str),
-    /// No pod can run.
+    /// Pods cannot run. The second field is the fix.
     Failed(String, &'static str),
 }
 
@@ -19,15 +20,15 @@ use CheckResult::{Failed, Passed, Warning};
 /// The default of `--cluster-cidr`.
 const DEFAULT_CLUSTER_CIDR: &str = "10.42.0.0/16";
 
-/// What is looked at, and how.
+/// Name and function of a check.
 type Check = (&'static str, fn() -> CheckResult);
 
 const CHECKS: &[Check] = &[
     ("user", user),
     ("container runtime", runtime),
     ("runc", runc),
-    ("network programs", cni_plugins),
-    ("packet filter", iptables),
+    ("CNI plugins", cni_plugins),
+    ("iptables", iptables),
     ("cgroups", cgroups),
     ("CAP_SYS_RESOURCE", capability),
     ("mounts", mounts),
@@ -36,40 +37,41 @@ const CHECKS: &[Check] = &[
     ("ports", ports),
 ];
 
-/// Prints every check; fails where no pod could run.
+/// Prints the result of every check. Returns an error if pods cannot run.
 pub fn run() -> anyhow::Result<()> {
     let mut failures = 0;
     for (name, check) in CHECKS {
         match check() {
             Passed(message) => println!("ok       {name}: {message}"),
-            Warning(message, fix) => println!("lacking  {name}: {message}\n         {fix}"),
+            Warning(message, fix) => println!("warning  {name}: {message}\n         {fix}"),
             Failed(message, fix) => {
                 failures += 1;
-                println!("missing  {name}: {message}\n         {fix}");
+                println!("failed   {name}: {message}\n         {fix}");
             }
         }
     }
-    anyhow::ensure!(failures == 0, "pods cannot run on this host: {failures} of its parts are missing");
+    anyhow::ensure!(failures == 0, "pods cannot run on this host: {failures} checks failed");
     Ok(())
 }
 
 fn user() -> CheckResult {
     match rustix::process::geteuid().is_root() {
         true => Passed("root".to_owned()),
-        false => {
-            Failed("not root".to_owned(), "run as root, or say --disable-agent for a control plane alone")
-        }
+        false => Failed(
+            "not root".to_owned(),
+            "run as root, or use --disable-agent for a control plane without a node",
+        ),
     }
 }
 
-/// What only a runtime other than the one that is built in needs.
-const NOT_REQUIRED: &str = "none, which the runtime that is built in does not need";
+/// Result for programs that only a runtime other than the embedded one uses.
+const NOT_REQUIRED: &str = "not found; the embedded runtime does not need it";
 
 fn runtime() -> CheckResult {
     match (containerd::is_running(), find_program("containerd")) {
-        (true, _) => Passed("built in; the host's containerd answers too".to_owned()),
-        (_, Some(path)) => Passed(format!("built in; there is {} too", path.display())),
-        _ => Passed("built in".to_owned()),
+        (true, _) => Passed("embedded; the host's containerd is running as well".to_owned()),
+        (_, Some(path)) => Passed(format!("embedded; {} is installed as well", path.display())),
+        _ => Passed("embedded".to_owned()),
     }
 }
 
@@ -78,7 +80,7 @@ fn runc() -> CheckResult {
 }
 
 fn cni_plugins() -> CheckResult {
-    let fix = "install CNI's programs (Debian: apt-get install containernetworking-plugins)";
+    let fix = "install the CNI plugins (Debian: apt-get install containernetworking-plugins)";
     let required = ["ptp", "host-local", "loopback"];
     let dir = CNI_BIN_DIRS.into_iter().find(|dir| Path::new(dir).join("loopback").exists());
     let Some(dir) = dir else { return Passed(NOT_REQUIRED.to_owned()) };
@@ -91,8 +93,7 @@ fn cni_plugins() -> CheckResult {
 }
 
 fn iptables() -> CheckResult {
-    let none =
-        || "no iptables, which is needed only with another runtime and --disable-kube-proxy".to_owned();
+    let none = || "not found; needed only with another runtime and --disable-kube-proxy".to_owned();
     Passed(find_program("iptables").map_or_else(none, |path| path.display().to_string()))
 }
 
@@ -112,16 +113,16 @@ fn check_controllers(version: &str, present: &[&str], fix: &'static str) -> Chec
     match missing.is_empty() {
         true => Passed(version.to_owned()),
         false => {
-            Warning(format!("{version} without {}: limits of these are not kept", missing.join(", ")), fix)
+            Warning(format!("{version} without {}: these limits are not enforced", missing.join(", ")), fix)
         }
     }
 }
 
 fn capability() -> CheckResult {
     match containerd::has_capability(containerd::CAP_SYS_RESOURCE) {
-        true => Passed("held".to_owned()),
+        true => Passed("present".to_owned()),
         false => Warning(
-            "not held: important pods cannot be protected when memory runs out".to_owned(),
+            "missing: important pods cannot be protected from the OOM killer".to_owned(),
             "start the server with it, or set restrict_oom_score_adj = true in the host's containerd",
         ),
     }
@@ -132,13 +133,13 @@ fn mounts() -> CheckResult {
     match is_shared(&table) {
         true => Passed("/ is shared".to_owned()),
         false => Warning(
-            "/ is private: mounts made in pods do not reach others (mountPropagation)".to_owned(),
+            "/ is private: mounts created in pods do not propagate (mountPropagation)".to_owned(),
             "mount --make-rshared /",
         ),
     }
 }
 
-/// Whether the last mount at `/` passes mounts on.
+/// Whether `/` has shared propagation. The last mount at `/` in the table is the one in effect.
 fn is_shared(table: &str) -> bool {
     let root = table.lines().rfind(|line| line.split(' ').nth(4) == Some("/"));
     root.is_some_and(|line| line.split(" - ").next().is_some_and(|fields| fields.contains(" shared:")))
@@ -148,27 +149,30 @@ fn forwarding() -> CheckResult {
     let on = std::fs::read_to_string("/proc/sys/net/ipv4/ip_forward").is_ok_and(|text| text.trim() == "1");
     match on {
         true => Passed("on".to_owned()),
-        false => Passed("off, turned on with the first pod".to_owned()),
+        false => Passed("off; enabled with the first pod".to_owned()),
     }
 }
 
-/// What the tables of other programs do with packets of pods that have the usual addresses.
+/// Checks whether the firewall rules of other programs drop packets of pods. Assumes the default
+/// `--cluster-cidr`.
 fn host_firewall() -> CheckResult {
     let pods: Vec<nft::IpNet> = DEFAULT_CLUSTER_CIDR.parse().into_iter().collect();
     match proxy::host_firewall::inspect(&pods) {
         Ok(found) => {
             firewall_result(&found.blocking_rules, found.missing_accept().map(ToString::to_string).collect())
         }
-        Err(error) => Warning(format!("its rules cannot be listed: {error}"), "run as root"),
+        Err(error) => Warning(format!("cannot list firewall rules: {error}"), "run as root"),
     }
 }
 
 fn firewall_result(obstacles: &[String], lacking: Vec<String>) -> CheckResult {
     const FIX: &str =
-        "accept packets from and to the networks of pods there (--cluster-cidr, by default 10.42.0.0/16)";
+        "accept packets from and to the pod networks there (--cluster-cidr, default 10.42.0.0/16)";
     match (obstacles.is_empty(), lacking.is_empty()) {
         (false, _) => Warning(obstacles.join("; "), FIX),
-        (true, false) => Passed(format!("the server lets packets of pods through ({})", lacking.join("; "))),
+        (true, false) => {
+            Passed(format!("the server adds rules that accept packets of pods ({})", lacking.join("; ")))
+        }
         (true, true) => Passed("lets packets of pods through".to_owned()),
     }
 }
@@ -182,8 +186,8 @@ fn ports() -> CheckResult {
     match in_use.is_empty() {
         true => Passed("6443 and 10250 are free".to_owned()),
         false => Warning(
-            format!("somebody listens on {}", in_use.join(" and ")),
-            "if it is not this server, choose others: --https-listen-port, --kubelet-port",
+            format!("already in use: {}", in_use.join(" and ")),
+            "if it is not this server, choose other ports with --https-listen-port and --kubelet-port",
         ),
     }
 }
@@ -203,22 +207,25 @@ mod tests {
     #[test]
     fn reports_chains_that_drop_pod_packets() {
         let Warning(message, _) = firewall_result(&["table inet x".to_owned()], Vec::new()) else {
-            panic!("it drops")
+            panic!("must be a warning")
         };
         assert_eq!(message, "table inet x");
         let Passed(message) = firewall_result(&[], vec!["table ip filter, chain FORWARD".to_owned()]) else {
-            panic!("it is accepted")
+            panic!("must pass")
         };
-        assert_eq!(message, "the server lets packets of pods through (table ip filter, chain FORWARD)");
+        assert_eq!(
+            message,
+            "the server adds rules that accept packets of pods (table ip filter, chain FORWARD)"
+        );
         assert!(matches!(firewall_result(&[], Vec::new()), Passed(_)));
     }
 
     #[test]
     fn reports_missing_controllers() {
         let Warning(message, _) = check_controllers("v2", &["cpu", "pids"], "") else {
-            panic!("memory is missing")
+            panic!("must be a warning")
         };
-        assert_eq!(message, "v2 without memory: limits of these are not kept");
+        assert_eq!(message, "v2 without memory: these limits are not enforced");
         assert!(matches!(check_controllers("v1", &["cpu", "memory", "pids"], ""), Passed(_)));
     }
 }

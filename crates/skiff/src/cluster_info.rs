@@ -1,4 +1,5 @@
-//! What every node of a cluster must know of it: told by the server in a ConfigMap, kept by nodes in a file.
+//! The cluster configuration that every node needs. The server publishes it in a ConfigMap, and nodes
+//! cache it in a file.
 
 use std::net::IpAddr;
 
@@ -8,21 +9,21 @@ use serde_json::{Value, json};
 use crate::flags::ServerFlags;
 use crate::services;
 
-/// The cluster as its nodes need to know it.
+/// Cluster configuration for nodes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClusterInfo {
-    /// The networks of pods.
+    /// Pod networks.
     pub cluster_cidr: Vec<String>,
-    /// The networks of Services.
+    /// Networks for cluster IPs of Services.
     pub service_cidr: Vec<String>,
-    /// Where pods ask for names.
+    /// Addresses of the cluster DNS.
     pub cluster_dns: Vec<IpAddr>,
     pub cluster_domain: String,
-    /// Whether nodes answer for names there themselves.
+    /// Whether each node answers DNS queries at these addresses itself.
     pub has_node_dns: bool,
-    /// Who vouches for clients of nodes, in PEM.
+    /// CA for client certificates at the kubelet's API, PEM.
     pub client_ca: String,
-    /// The ports at which the server serves Ingresses, over HTTP and HTTPS; zero for those at which it does not.
+    /// HTTP and HTTPS port of the Ingress controller on the server; zero if disabled.
     pub ingress_ports: [u16; 2],
 }
 
@@ -42,7 +43,7 @@ impl ClusterInfo {
         })
     }
 
-    /// As the data of a ConfigMap.
+    /// The data of the ConfigMap.
     pub fn to_data(&self) -> Value {
         let dns: Vec<String> = self.cluster_dns.iter().map(ToString::to_string).collect();
         let [http, https] = self.ingress_ports;
@@ -56,13 +57,13 @@ impl ClusterInfo {
     pub fn from_data(data: &Value) -> anyhow::Result<ClusterInfo> {
         let text = |name: &str| {
             let value = data.get(name).and_then(Value::as_str);
-            value.with_context(|| format!("the cluster does not tell its {name}"))
+            value.with_context(|| format!("the cluster configuration has no {name}"))
         };
         let list = |name: &str| -> anyhow::Result<Vec<String>> {
             Ok(text(name)?.split(',').filter(|item| !item.is_empty()).map(str::to_owned).collect())
         };
         let dns: Result<Vec<IpAddr>, _> = list("cluster-dns")?.iter().map(|ip| ip.parse()).collect();
-        // A server of before does not tell them.
+        // Servers of older versions do not publish the ports.
         let ports: Vec<u16> =
             list("ingress-ports").unwrap_or_default().iter().filter_map(|port| port.parse().ok()).collect();
         Ok(ClusterInfo {
@@ -70,7 +71,8 @@ impl ClusterInfo {
             has_node_dns: text("own-dns").is_ok_and(|value| value == "true"),
             cluster_cidr: list("cluster-cidr")?,
             service_cidr: list("service-cidr")?,
-            cluster_dns: dns.context("the cluster's cluster-dns is no list of addresses")?,
+            cluster_dns: dns
+                .context("cluster-dns in the cluster configuration is not a list of addresses")?,
             cluster_domain: text("cluster-domain")?.to_owned(),
             client_ca: text("client-ca")?.to_owned(),
         })
@@ -100,6 +102,6 @@ mod tests {
         old.as_object_mut().unwrap().retain(|name, _| !["ingress-ports", "own-dns"].contains(&name.as_str()));
         assert_eq!(ClusterInfo::from_data(&old).unwrap(), none);
         let error = ClusterInfo::from_data(&json!({"cluster-cidr": ""})).unwrap_err();
-        assert_eq!(error.to_string(), "the cluster does not tell its cluster-dns");
+        assert_eq!(error.to_string(), "the cluster configuration has no cluster-dns");
     }
 }

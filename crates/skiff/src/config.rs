@@ -1,13 +1,15 @@
-//! The configuration file: the same options as the flags, turned into flags.
+//! The configuration file (`--config`). Its options are those of the command line and are converted to
+//! flags.
 
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use serde_json::Value;
 
-/// Puts the options of the file that `--config` names before the other flags, so that those win.
+/// Inserts the options of the `--config` file before the flags of the command line, which take
+/// precedence.
 ///
-/// The scheduler's `--config` is of upstream's form and not made of flags.
+/// `skiff scheduler` is skipped: its `--config` is a KubeSchedulerConfiguration.
 pub fn expand_config_file(arguments: Vec<String>) -> anyhow::Result<Vec<String>> {
     if arguments.get(1).is_some_and(|command| command == "scheduler") {
         return Ok(arguments);
@@ -37,7 +39,7 @@ fn config_path(arguments: &[String]) -> Option<String> {
     std::env::var("SKIFF_CONFIG_FILE").ok()
 }
 
-/// Pairs of an option's name and its flag.
+/// Pairs of option name and complete flag.
 fn options(text: &str, path: &Path) -> anyhow::Result<Vec<(String, String)>> {
     let value: Value =
         schema::yaml::parse(text).with_context(|| format!("{} is not YAML", path.display()))?;
@@ -55,7 +57,7 @@ fn options(text: &str, path: &Path) -> anyhow::Result<Vec<(String, String)>> {
                 Value::String(text) => format!("--{name}={text}"),
                 Value::Number(number) => format!("--{name}={number}"),
                 _ => {
-                    bail!("{}: {name} must be a text, a number, a boolean or a list of these", path.display())
+                    bail!("{}: {name} must be a string, number, boolean or a list of these", path.display())
                 }
             };
             flags.push((name.clone(), flag));

@@ -1,8 +1,8 @@
-//! `--container-runtime-endpoint containerd`: the host's containerd where one runs, else one of our own where the
-//! program is installed.
+//! `--container-runtime-endpoint containerd`: uses the host's containerd if it runs, else starts one if
+//! it is installed.
 //!
-//! Our own keeps everything under the data directory. It goes with the server; what it runs does not, and the next
-//! server finds it again.
+//! The managed containerd keeps its state under the data directory. It stops with skiff, but its
+//! containers keep running, and the next containerd takes them over.
 
 mod pause;
 
@@ -19,17 +19,18 @@ use anyhow::{Context as _, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::sync::watch;
 
-/// Where Debian's and most others' containerd listens.
+/// Socket of the host's containerd on Debian and most other distributions.
 const SYSTEM_SOCKET: &str = "/run/containerd/containerd.sock";
-/// Where CNI's programs are, by distribution.
+/// Directories of the CNI plugins, by distribution.
 pub const CNI_BIN_DIRS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
 const SANDBOX_IMAGE: &str = "registry.k8s.io/pause:3.10.1";
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 const RESTART_DELAY: Duration = Duration::from_secs(1);
-/// CAP_SYS_RESOURCE: whoever lacks it cannot lower the score by which processes are killed for their memory.
+/// Without CAP_SYS_RESOURCE, a process cannot lower `oom_score_adj`.
 pub const CAP_SYS_RESOURCE: u32 = 24;
 
-/// The socket of a runtime that answers, if there is one without our doing.
+/// The socket of a containerd that accepts connections: the managed one, else the host's. Starts
+/// nothing.
 pub fn running_socket(data_dir: &Path) -> Option<String> {
     let own_socket = socket(data_dir);
     [own_socket, PathBuf::from(SYSTEM_SOCKET)]
@@ -38,12 +39,13 @@ pub fn running_socket(data_dir: &Path) -> Option<String> {
         .map(|socket| socket.display().to_string())
 }
 
-/// Whether the host's own containerd answers.
+/// Whether the host's own containerd accepts connections.
 pub fn is_running() -> bool {
     UnixStream::connect(SYSTEM_SOCKET).is_ok()
 }
 
-/// The socket of the host's containerd or of one started here; `None` where there is none to start.
+/// The socket of the host's containerd, or of a managed one started here. `None` if containerd is not
+/// installed.
 pub async fn ensure_running(
     data_dir: &Path,
     shutdown: watch::Receiver<bool>,
@@ -54,14 +56,14 @@ pub async fn ensure_running(
     let Some(program) = find_program("containerd") else { return Ok(None) };
     let managed = ManagedContainerd { program, dir: dir(data_dir) };
     let socket = socket(data_dir);
-    ensure!(socket.as_os_str().len() < 100, "{} is too long for a socket", socket.display());
+    ensure!(socket.as_os_str().len() < 100, "{} is too long for a Unix socket path", socket.display());
     managed.write_config()?;
     managed.stop_previous().await;
     tokio::spawn(managed.clone().keep_running(shutdown));
     let started = Instant::now();
     while UnixStream::connect(&socket).is_err() {
         if started.elapsed() > START_TIMEOUT {
-            bail!("containerd does not answer, see {}", managed.log().display());
+            bail!("containerd is not ready in time, see {}", managed.log().display());
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -73,9 +75,9 @@ pub async fn ensure_running(
     Ok(Some(socket.display().to_string()))
 }
 
-/// Ends the containerd of a data directory and all that it runs.
+/// Stops the managed containerd of a data directory, its shims and its containers.
 pub async fn stop_all(data_dir: &Path) -> io::Result<()> {
-    // As it was told itself, and its shims.
+    // containerd and its shims have the absolute path on their command lines.
     let data_dir = std::path::absolute(data_dir)?;
     let managed = ManagedContainerd { program: PathBuf::new(), dir: dir(&data_dir) };
     if managed.dir.exists() {
@@ -85,13 +87,13 @@ pub async fn stop_all(data_dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Puts the images of an archive where pods find them; says which.
+/// Imports an image archive into the CRI namespace of containerd. Returns the output of `ctr`.
 pub fn import(socket: &str, archive: &Path) -> anyhow::Result<String> {
     ctr(socket, &["import".as_ref(), archive.as_os_str()])
         .with_context(|| format!("cannot import {}", archive.display()))
 }
 
-/// Writes images that pods have into an archive.
+/// Exports images from the CRI namespace of containerd to an archive.
 pub fn export(socket: &str, archive: &Path, names: &[String]) -> anyhow::Result<()> {
     let names = names.iter().map(|name| name.as_ref());
     let args: Vec<&OsStr> = ["export".as_ref(), archive.as_os_str()].into_iter().chain(names).collect();
@@ -117,7 +119,7 @@ fn socket(data_dir: &Path) -> PathBuf {
     dir(data_dir).join("containerd.sock")
 }
 
-/// A containerd under our own directory.
+/// A containerd that skiff starts, with all its state in `dir`.
 #[derive(Clone)]
 struct ManagedContainerd {
     program: PathBuf,
@@ -134,10 +136,13 @@ impl ManagedContainerd {
     }
 
     fn write_config(&self) -> anyhow::Result<()> {
-        std::fs::create_dir_all(&self.dir).with_context(|| format!("cannot make {}", self.dir.display()))?;
+        std::fs::create_dir_all(&self.dir)
+            .with_context(|| format!("cannot create {}", self.dir.display()))?;
         let cni_bin_dir = CNI_BIN_DIRS.into_iter().find(|dir| Path::new(dir).join("ptp").exists());
         if cni_bin_dir.is_none() {
-            tracing::warn!("pods have no network: install CNI's programs (containernetworking-plugins)");
+            tracing::warn!(
+                "pods have no network: no CNI plugins found (install containernetworking-plugins)"
+            );
         }
         let text = format!(
             r#"version = 2
@@ -163,7 +168,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
         std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Starts it again whenever it has ended.
+    /// Starts containerd, and restarts it whenever it exits.
     async fn keep_running(self, mut shutdown: watch::Receiver<bool>) {
         while !*shutdown.borrow() {
             let child = match self.spawn() {
@@ -175,14 +180,15 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
             };
             let terminate_guard = TerminateOnDrop(i32::try_from(child.id()).ok().and_then(Pid::from_raw));
             let (exit_sender, ended) = tokio::sync::oneshot::channel();
-            // A thread of its own, since nobody waits for it when the server ends.
+            // `wait` runs on a thread of its own, not on the blocking pool: the async runtime would
+            // wait for that at shutdown.
             let mut child = child;
             std::thread::spawn(move || {
                 let _ = child.wait();
                 let _ = exit_sender.send(());
             });
             tokio::select! {
-                _ = ended => tracing::warn!(log = %self.log().display(), "containerd has ended, starting it again"),
+                _ = ended => tracing::warn!(log = %self.log().display(), "containerd exited, restarting it"),
                 _ = shutdown.wait_for(|stop| *stop) => return,
             }
             terminate_guard.release();
@@ -198,19 +204,20 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
-            // Ctrl-C is for us; it is told by us.
+            // A process group of its own: Ctrl-C in the terminal must not reach containerd. skiff sends
+            // SIGTERM itself.
             .process_group(0)
             .spawn()?;
         std::fs::write(self.dir.join("containerd.pid"), child.id().to_string())?;
         Ok(child)
     }
 
-    /// One that is left from an earlier server is replaced: its configuration may have changed, and nobody would
-    /// notice its end. What it runs goes on.
+    /// Stops the containerd of a previous skiff: its configuration may be outdated, and it is not a
+    /// child of this process, so its exit would go unnoticed. Its containers keep running.
     async fn stop_previous(&self) {
         let pid = std::fs::read_to_string(self.dir.join("containerd.pid")).ok();
         let Some(pid) = pid.and_then(|text| text.trim().parse().ok()).and_then(Pid::from_raw) else { return };
-        // The number may be somebody else's by now.
+        // The PID may have been reused, so the command line is checked for our configuration file.
         let config = self.dir.join("config.toml").display().to_string();
         let is_same_process = || {
             let command =
@@ -225,11 +232,11 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
     }
 }
 
-/// A process that is told to stop when this is dropped, be it because the server ends.
+/// Sends SIGTERM to a process when dropped, also when the async runtime shuts down.
 struct TerminateOnDrop(Option<Pid>);
 
 impl TerminateOnDrop {
-    /// It has ended by itself, and its number may soon be somebody else's.
+    /// Disarms it after the process has exited, because its PID may be reused.
     fn release(mut self) {
         self.0 = None;
     }
@@ -241,13 +248,13 @@ impl Drop for TerminateOnDrop {
     }
 }
 
-/// A program by the search path.
+/// Searches `PATH` for a program.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).map(|dir| dir.join(name)).find(|program| program.exists())
 }
 
-/// Whether this process holds a capability.
+/// Whether this process has a capability in its effective set. Returns true if that is unknown.
 pub fn has_capability(number: u32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));

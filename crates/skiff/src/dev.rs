@@ -1,8 +1,9 @@
-//! `skiff dev`: a cluster of several nodes on one machine, for as long as it is wanted. Each node is a process of this
-//! program with a network and a host name of its own, all tied to one bridge; the first is the server.
+//! `skiff dev`: a temporary cluster of several nodes on one machine. Each node is a skiff process with
+//! its own network namespace and host name, and all are connected to one bridge. The first node is the
+//! server.
 //!
-//! Everything is below one directory and one bridge, so that all of it can be found and removed, by the process that
-//! made it or by a later one.
+//! All state is in one directory and on one bridge, so that it can be removed by the same process or by
+//! a later `skiff dev --remove`.
 
 mod network;
 mod node_namespace;
@@ -23,13 +24,13 @@ use crate::server::{create_private_dir, shutdown_signal};
 use network::{DevNetwork, NodeNamespace};
 pub use node_namespace::run_in_namespace;
 
-/// How long a cluster may take to come up, and its processes to end.
+/// Time limits for the start of a cluster and for the exit of its processes.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 pub fn run(flags: DevFlags) -> anyhow::Result<()> {
-    anyhow::ensure!(rustix::process::geteuid().is_root(), "only root can make networks: be root");
+    anyhow::ensure!(rustix::process::geteuid().is_root(), "skiff dev needs root to create networks");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(async {
         if flags.remove {
@@ -52,7 +53,7 @@ pub fn run(flags: DevFlags) -> anyhow::Result<()> {
     })
 }
 
-/// A cluster as far as it has been made.
+/// A running cluster, or the part of it that was created before an error.
 struct DevCluster {
     dir: PathBuf,
     nodes: Vec<DevNode>,
@@ -66,18 +67,19 @@ struct DevNode {
     netns: NodeNamespace,
 }
 
-/// Makes the place for a cluster.
+/// Creates the directory, lock and network of a cluster.
 fn create_cluster(flags: &DevFlags) -> anyhow::Result<DevCluster> {
     create_private_dir(&flags.data_dir)?;
-    let lock = reset::lock(&flags.data_dir).context("such a cluster is there already")?;
+    let lock =
+        reset::lock(&flags.data_dir).context("a cluster with this data directory is running already")?;
     let leftover = flags.data_dir.join("processes").exists();
-    anyhow::ensure!(!leftover, "an earlier cluster was not removed: skiff dev --remove");
+    anyhow::ensure!(!leftover, "an earlier cluster was not removed: run skiff dev --remove");
     let dev_network = DevNetwork::create(&flags.data_dir, flags.network, flags.routed)?;
     Ok(DevCluster { dir: flags.data_dir.clone(), nodes: Vec::new(), dev_network, _lock: lock })
 }
 
 impl DevCluster {
-    /// Starts all nodes and waits until they are ready.
+    /// Starts all nodes and waits until they are Ready.
     async fn start_all(&mut self, flags: &DevFlags) -> anyhow::Result<()> {
         let started = Instant::now();
         self.record_processes()?;
@@ -110,7 +112,7 @@ impl DevCluster {
         let nodes = flags.nodes - u8::from(without_agent);
         while ready_nodes(&client).await < usize::from(nodes) {
             self.check_processes()?;
-            anyhow::ensure!(Instant::now() < deadline, "the nodes are not ready in time");
+            anyhow::ensure!(Instant::now() < deadline, "the nodes were not ready in time");
             tokio::time::sleep(POLL_INTERVAL).await;
         }
         let seconds = started.elapsed().as_secs_f32();
@@ -134,7 +136,7 @@ impl DevCluster {
             .args(arguments)
             .arg(format!("--data-dir={}", self.node_dir(number).display()))
             .arg(format!("--node-name={name}"))
-            // A network of this machine's own is not one between these nodes.
+            // The host's CNI configuration must not be used: its network does not connect these nodes.
             .arg(format!("--cni-conf-dir={}", self.dir.join("no-cni").display()))
             .args(rest)
             .stdin(Stdio::piped())
@@ -147,14 +149,14 @@ impl DevCluster {
             Err(error) => {
                 let _ = process.kill();
                 let _ = process.wait();
-                return Err(error.context(format!("cannot give {name} a network")));
+                return Err(error.context(format!("cannot connect {name} to the network")));
             }
         };
         self.nodes.push(DevNode { name, process, netns });
         self.record_processes()
     }
 
-    /// Writes down the processes, for whoever has to remove what this one could not.
+    /// Records the process IDs, so that `skiff dev --remove` can end them if this process cannot.
     fn record_processes(&self) -> anyhow::Result<()> {
         let mut text = format!("{}\n", std::process::id());
         for node in &self.nodes {
@@ -167,13 +169,13 @@ impl DevCluster {
     fn check_processes(&mut self) -> anyhow::Result<()> {
         for node in &mut self.nodes {
             if let Some(status) = node.process.try_wait()? {
-                bail!("{} ended with {status}", node.name);
+                bail!("{} exited with {status}", node.name);
             }
         }
         Ok(())
     }
 
-    /// The ends of the logs.
+    /// The last lines of each node's log.
     fn recent_logs(&self) -> String {
         let mut logs = String::new();
         for node in &self.nodes {
@@ -186,7 +188,7 @@ impl DevCluster {
         logs
     }
 
-    /// Ends everything and leaves nothing.
+    /// Stops all nodes and removes everything.
     async fn shutdown(self) -> anyhow::Result<()> {
         let DevCluster { dir, nodes, dev_network: networks, _lock } = self;
         for node in &nodes {
@@ -208,7 +210,7 @@ impl DevCluster {
     }
 }
 
-/// Pods, links and files.
+/// Removes pods, network links and files. A failure of one does not prevent the others.
 async fn cleanup(dir: &Path, dev_network: DevNetwork) -> anyhow::Result<()> {
     let mut failures = Failures::default();
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -222,7 +224,7 @@ async fn cleanup(dir: &Path, dev_network: DevNetwork) -> anyhow::Result<()> {
     links.and(files)
 }
 
-/// Removes what an earlier process has made.
+/// Removes a cluster of an earlier process.
 async fn remove(dir: &Path) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(dir.join("processes")).unwrap_or_default();
     let mut processes = text.lines().filter_map(|line| line.parse::<i32>().ok());
@@ -233,7 +235,7 @@ async fn remove(dir: &Path) -> anyhow::Result<()> {
     };
     let parent = processes.next().filter(|pid| is_skiff_process(*pid, "dev"));
     if let Some(parent) = parent {
-        // It knows best.
+        // If the `skiff dev` process still runs, it removes its cluster itself.
         signal(parent, rustix::process::Signal::TERM);
         wait_until("the cluster is removed", || Ok(!is_skiff_process(parent, "dev"))).await?;
     }
@@ -243,12 +245,13 @@ async fn remove(dir: &Path) -> anyhow::Result<()> {
         signal(*pid, rustix::process::Signal::KILL);
     }
     for pid in remaining {
-        wait_until("a node ends", || Ok(!is_skiff_process(pid, &dir.display().to_string()))).await?;
+        wait_until("a node exits", || Ok(!is_skiff_process(pid, &dir.display().to_string()))).await?;
     }
     cleanup(dir, DevNetwork::from_previous_run(dir)).await
 }
 
-/// Whether a process is one of this program's with this among its words: numbers of processes are used again.
+/// Whether a live process has this word on its command line. The check is needed because PIDs are
+/// reused.
 fn is_skiff_process(pid: i32, argument: &str) -> bool {
     let command_line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -260,7 +263,7 @@ fn node_name(number: u8) -> String {
     format!("node-{number}")
 }
 
-/// Puts images where a node finds them when it starts.
+/// Imports images into a node's image store before the node starts.
 fn import(dir: &Path, images: &[PathBuf]) -> anyhow::Result<()> {
     create_private_dir(dir)?;
     if images.is_empty() {
@@ -283,7 +286,7 @@ async fn wait_until(
 ) -> anyhow::Result<()> {
     let deadline = Instant::now() + READY_TIMEOUT;
     while !condition()? {
-        anyhow::ensure!(Instant::now() < deadline, "not in time: {description}");
+        anyhow::ensure!(Instant::now() < deadline, "timed out waiting until {description}");
         tokio::time::sleep(POLL_INTERVAL).await;
     }
     Ok(())

@@ -1,5 +1,5 @@
-//! What a node changes on its host beside what it manages: sysctls it sets and directories it creates outside of the data
-//! directory. It is recorded before the first change, and `skiff reset` restores it.
+//! The state of the host that a node changes outside of its data directory: sysctls and created
+//! directories. It is recorded before the first change, and `skiff reset` restores it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use serde_json::{Value, json};
 
-/// As it was before skiff. Sysctls are of one boot: the next one starts with the host's own values.
+/// The state before skiff. Sysctls are valid for one boot only: the next boot starts with the host's
+/// own values.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct HostState {
     boot_id: String,
@@ -16,7 +17,8 @@ struct HostState {
     created: BTreeSet<PathBuf>,
 }
 
-/// Records the present values of sysctls, by their paths below `/proc/sys`, and which of the directories are missing.
+/// Records the current values of sysctls (paths below `/proc/sys`) and which of the directories do not
+/// exist yet.
 pub fn record<'a>(
     data_dir: &Path,
     sysctls: &[&str],
@@ -171,11 +173,11 @@ mod tests {
         host.record("a");
         host.set("1");
         std::fs::create_dir_all(host.path("kubelet/plugins")).unwrap();
-        // A restart of skiff finds its own value.
+        // The second start reads the value that skiff itself has set, which must not be recorded.
         host.record("a");
         host.restore("a");
         assert_eq!((host.value().as_str(), host.path("kubelet").exists()), ("0", false));
-        // Nothing is recorded any more.
+        // The record was deleted by the first restore.
         host.set("1");
         host.restore("a");
         assert_eq!(host.value(), "1");

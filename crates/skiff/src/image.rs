@@ -1,7 +1,8 @@
-//! `skiff image`: the images of this node.
+//! `skiff image`: manages the container images of this node.
 //!
-//! Which runtime the node has is written in its data directory. Images of the embedded one are files that any process may
-//! change, whether a server runs or not; another runtime is asked over its socket.
+//! The data directory records which runtime the node uses. Images of the embedded runtime are files
+//! that any process may change, whether the server runs or not. Other runtimes are accessed over their
+//! CRI socket.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -17,7 +18,7 @@ use crate::flags::{DATA_DIR, ImageAction, ImageFlags};
 use crate::running::{self, RunningNode};
 use crate::{containerd, node};
 
-/// Name, id and bytes.
+/// Name, ID and size in bytes.
 type ImageRow = (String, String, u64);
 
 pub fn run(flags: &ImageFlags) -> anyhow::Result<()> {
@@ -46,18 +47,18 @@ pub fn run(flags: &ImageFlags) -> anyhow::Result<()> {
     };
     let socket = match endpoint {
         None => return run_embedded(&data_dir, &flags.action),
-        Some(name) if name == node::CONTAINERD_ENDPOINT => {
-            containerd::running_socket(&data_dir).context("no containerd answers: is the server running?")?
-        }
+        Some(name) if name == node::CONTAINERD_ENDPOINT => containerd::running_socket(&data_dir)
+            .context("cannot connect to containerd: is the server running?")?,
         Some(socket) => socket,
     };
     let path = socket.trim_start_matches("unix://");
-    UnixStream::connect(path)
-        .with_context(|| format!("the node's container runtime does not answer at {path}: is it running?"))?;
+    UnixStream::connect(path).with_context(|| {
+        format!("cannot connect to the node's container runtime at {path}: is it running?")
+    })?;
     run_cri(path, &flags.action)
 }
 
-/// The data directory of the only node that runs here; without any the default one.
+/// The data directory of the only node that runs on this host; the default one if none runs.
 fn choose_data_dir(nodes: &[RunningNode]) -> anyhow::Result<PathBuf> {
     let known: BTreeSet<&Path> = nodes.iter().filter_map(|node| node.data_dir.as_deref()).collect();
     match known.len() {
@@ -79,7 +80,8 @@ fn run_embedded(data_dir: &Path, action: &ImageAction) -> anyhow::Result<()> {
                 let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
                 let images = image::import(&store, file);
                 if images.is_err() {
-                    // What came with it is no part of any image. If this fails too, it goes another time.
+                    // Removes the layers of the failed import. If this fails as well, a later garbage
+                    // collection removes them.
                     let _ = collect_garbage(&store, &root, |_, _| false);
                 }
                 for image in images.with_context(|| format!("cannot import {}", path.display()))? {
@@ -131,8 +133,8 @@ fn run_embedded(data_dir: &Path, action: &ImageAction) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Removes what nobody needs. What containers stand on is known from what is written down of them, if all of that can be
-/// read.
+/// Removes unused content. The layers in use are read from the container records; nothing is removed if
+/// one of these cannot be read.
 fn collect_garbage(
     store: &image::Store,
     root: &Path,
@@ -140,7 +142,7 @@ fn collect_garbage(
 ) -> anyhow::Result<u64> {
     let in_use = || runtime::embedded::layers_in_use(root);
     let deleted_bytes = store.collect_garbage(in_use, unused)?;
-    deleted_bytes.context("an image or a container is on its way: try again when it is there")
+    deleted_bytes.context("an image or container is being created: try again later")
 }
 
 fn run_cri(socket: &str, action: &ImageAction) -> anyhow::Result<()> {
@@ -180,7 +182,7 @@ fn run_cri(socket: &str, action: &ImageAction) -> anyhow::Result<()> {
                 }
                 print(rows);
             }
-            _ => anyhow::bail!("a CRI runtime cannot be asked for this: use its own tools"),
+            _ => anyhow::bail!("not supported with a CRI runtime: use its own tools"),
         }
         Ok(())
     })

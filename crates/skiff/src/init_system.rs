@@ -1,13 +1,13 @@
-//! What the init system of this machine says: whether it goes down, and which service a process is.
+//! Queries the init system of this host: whether it shuts down, and which service a process belongs to.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-/// systemd answers at once, unless it is busy with itself.
+/// systemd responds immediately, unless it is overloaded.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Whether the machine is shutting down, as opposed to this process alone.
+/// Whether the host is shutting down, not only this process.
 pub async fn is_shutting_down() -> bool {
     let query = |program: &'static str, argument: Option<&'static str>| async move {
         let mut command = tokio::process::Command::new(program);
@@ -16,13 +16,14 @@ pub async fn is_shutting_down() -> bool {
         output.ok()?.ok().map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
     match has_systemd() {
-        // From when the job of shutdown.target is queued, which is before services are stopped.
+        // This state begins when the job of shutdown.target is queued, which is before services are
+        // stopped.
         true => query("systemctl", Some("is-system-running")).await.is_some_and(|state| state == "stopping"),
         false => query("runlevel", None).await.is_some_and(|levels| is_shutdown_level(&levels)),
     }
 }
 
-/// Whether `runlevel` says that the machine halts or reboots; before the level is the one it comes from.
+/// Parses the output of `runlevel` (previous and current level): whether the host halts or reboots.
 fn is_shutdown_level(levels: &str) -> bool {
     matches!(levels.split_whitespace().nth(1), Some("0" | "6" | "shutdown" | "reboot"))
 }
@@ -37,14 +38,15 @@ pub fn service_of(pid: u32) -> Option<String> {
         return None;
     }
     let unit = service_in(&std::fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?)?;
-    // A process that a service has started, such as a shell's in a CI runner, is not the service.
+    // A process that a service started, such as a shell in a CI runner, is not the service's main
+    // process.
     let mut command = Command::new("systemctl");
     command.args(["show", "--property=MainPID", "--value", &unit]).stdin(Stdio::null());
     let output = command.output().ok()?;
     (String::from_utf8_lossy(&output.stdout).trim() == pid.to_string()).then_some(unit)
 }
 
-/// The system service in `/proc/PID/cgroup`, whichever version of cgroups that shows.
+/// The system service in `/proc/PID/cgroup`, for cgroup v1 and v2.
 fn service_in(cgroups: &str) -> Option<String> {
     let of_systemd = |line: &str| {
         let path =

@@ -1,6 +1,6 @@
-//! The node's side of joining: who the server is, certificates for the node, and what it must know of the cluster.
-//! All of it is kept, so that a node that has joined starts without asking anybody, and certificates are renewed in
-//! time.
+//! The node's side of joining: verifies the server, requests the node's certificates and fetches the
+//! cluster configuration. Everything is stored, so that a node that has joined can start without the
+//! server. Certificates are renewed before they expire.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -22,27 +22,27 @@ use crate::cluster_info::ClusterInfo;
 use crate::join_server::CLUSTER_INFO_PATH;
 
 const CSR_PATH: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
-/// How long to wait before trying again to join, and to renew.
+/// Delays before a retry: of joining, of a renewal, and of a renewal after an address change.
 const JOIN_RETRY: Duration = Duration::from_secs(2);
 const RENEWAL_RETRY: Duration = Duration::from_secs(600);
 const ADDRESS_CHANGE_RETRY: Duration = Duration::from_secs(10);
-/// A timer does not run while the machine sleeps, so that no wait is longer than this.
+/// Timers do not advance while the host is suspended, so no single sleep is longer than this.
 const MAX_SLEEP: Duration = Duration::from_secs(24 * 3600);
-/// How often to look whether a request was signed, and for how long.
+/// How often to poll a CertificateSigningRequest, and how long to wait for the signature.
 const CSR_POLL_INTERVAL: Duration = Duration::from_millis(100);
 const CSR_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often once it has turned out that it takes longer.
+/// Poll interval after the first minute.
 const CSR_SLOW_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Who wants to join what.
+/// What a node needs to join a server.
 pub struct JoinConfig {
-    /// Where everything is kept.
+    /// Directory of the certificates and the cached cluster configuration.
     pub cert_dir: PathBuf,
     pub server: String,
     pub token: Option<JoinToken>,
     pub name: String,
     pub address: IpAddr,
-    /// Its address of the other family, if it was given one.
+    /// The node's address of the other IP family, if one was given.
     pub second_ip: Option<IpAddr>,
 }
 
@@ -54,31 +54,30 @@ pub struct JoinedNode {
     serving_pair: CertKeyPair,
 }
 
-/// A failure that trying again does not mend.
+/// A failure that a retry cannot fix.
 #[derive(Debug, thiserror::Error)]
 enum JoinError {
-    #[error("the server does not accept the token: it is another cluster's, or has been replaced")]
+    #[error("the server rejected the token: it belongs to another cluster or was replaced")]
     InvalidToken,
     #[error(
-        "the server is not the one the token is for, or does not have this name in its certificate (--tls-san)"
+        "the server's certificate does not match the token or the host name (use --tls-san on the server)"
     )]
     UnverifiedServer(#[source] client::Error),
-    #[error("a token is needed to join: the server has it in the file `token` of its data directory")]
+    #[error("a token is required to join: see the file `token` in the server's data directory")]
     MissingToken,
-    #[error(
-        "the token must say which authority to trust: take all of it from the file `token` of the server"
-    )]
+    #[error("the token has no CA fingerprint: use the complete token from the server's file `token`")]
     TokenWithoutAuthority,
 }
 
 impl JoinConfig {
-    /// Joins, however long it takes the server to be there.
+    /// Joins the server. Retries until the server responds, and returns only errors that a retry cannot
+    /// fix.
     pub async fn join(&self) -> anyhow::Result<JoinedNode> {
         loop {
             match self.try_join().await {
                 Ok(joined) => return Ok(joined),
                 Err(error) if error.is::<JoinError>() => return Err(error),
-                Err(error) => tracing::warn!(server = self.server, "cannot join yet: {error:#}"),
+                Err(error) => tracing::warn!(server = self.server, "cannot join, retrying: {error:#}"),
             }
             tokio::time::sleep(JOIN_RETRY).await;
         }
@@ -104,7 +103,7 @@ impl JoinConfig {
         Ok(JoinedNode { pinned, cluster_info, client_pair: client, serving_pair: serving })
     }
 
-    /// Whom to trust, and whether certificates that were kept are of that cluster.
+    /// The fingerprint of the CA to trust, and whether the stored certificates belong to that cluster.
     fn authority(&self) -> anyhow::Result<(Fingerprint, bool)> {
         let path = self.cert_dir.join("server-ca.crt");
         let known = std::fs::read_to_string(path).ok().and_then(|pem| Fingerprint::from_pem(&pem).ok());
@@ -127,7 +126,7 @@ impl JoinConfig {
         Ok(Client::new(Arc::new(remote), "kubelet"))
     }
 
-    /// The certificate that the token is exchanged for.
+    /// Requests the first client certificate; the token authenticates the request.
     async fn request_client_certificate(
         &self,
         pinned: &Arc<PinnedAuthorityVerifier>,
@@ -135,12 +134,12 @@ impl JoinConfig {
         let token = self.token.as_ref().ok_or(JoinError::MissingToken)?;
         let join_client = self.client(pinned, Some(&token.bootstrap.bearer()), None)?;
         let client = self.request_certificate(&join_client, "client", &self.client_leaf()).await?;
-        let authority = pinned.authority().context("the server has shown no authority")?;
+        let authority = pinned.authority().context("the server has sent no CA certificate")?;
         pki::write_file(&self.cert_dir.join("server-ca.crt"), authority.as_bytes(), 0o600)?;
         Ok(client)
     }
 
-    /// Asks for a certificate, waits until it is signed, and keeps it.
+    /// Requests a certificate, waits until it is signed, and stores it.
     pub async fn request_certificate(
         &self,
         client: &Client,
@@ -153,7 +152,7 @@ impl JoinConfig {
         Ok(certificate)
     }
 
-    /// What the server tells; what it has told before where it cannot be reached.
+    /// Fetches the cluster configuration. If the server is unreachable, the stored copy is used.
     async fn fetch_cluster_info(&self, client: &Client) -> anyhow::Result<ClusterInfo> {
         let path = self.cert_dir.join("cluster.json");
         match client.request(http::Method::GET, CLUSTER_INFO_PATH, None).await {
@@ -184,7 +183,7 @@ impl JoinConfig {
     }
 }
 
-/// What the certificate of a node says by which it is known to the API server.
+/// Subject of a node's client certificate.
 pub fn client_leaf(node: &str) -> Leaf {
     Leaf {
         common_name: format!("system:node:{node}"),
@@ -192,12 +191,12 @@ pub fn client_leaf(node: &str) -> Leaf {
         dns_names: Vec::new(),
         ips: Vec::new(),
         usage: Usage::Client,
-        // The signer decides.
+        // The signer sets the lifetime.
         lifetime: Duration::ZERO,
     }
 }
 
-/// A request for a certificate that was made.
+/// A CertificateSigningRequest that was created, and its private key.
 pub struct CertificateRequest {
     path: String,
     key_pem: String,
@@ -221,11 +220,12 @@ impl CertificateRequest {
         let created =
             client.request(http::Method::POST, CSR_PATH, Some(&request)).await.map_err(to_join_error)?;
         let name = created.pointer("/metadata/name").and_then(Value::as_str);
-        let path = format!("{CSR_PATH}/{}", name.context("a request without a name")?);
+        let path = format!("{CSR_PATH}/{}", name.context("the certificate signing request has no name")?);
         Ok(CertificateRequest { path, key_pem: csr.key_pem })
     }
 
-    /// Waits until it is signed, but not for ever: somebody may have to look at it first, or nobody does.
+    /// Waits until the request is signed, at most `timeout`. An administrator may have to approve it
+    /// first.
     pub async fn wait_for_certificate(
         &self,
         client: &Client,
@@ -244,19 +244,23 @@ impl CertificateRequest {
             let conditions = request.pointer("/status/conditions").and_then(Value::as_array);
             for condition in conditions.into_iter().flatten() {
                 if matches!(condition["type"].as_str(), Some("Denied" | "Failed")) {
-                    bail!("the request {name} for a certificate was refused: {}", condition["message"]);
+                    bail!(
+                        "certificate signing request {name} was denied or failed: {}",
+                        condition["message"]
+                    );
                 }
             }
             if let Some(text) = request.pointer("/status/certificate").and_then(Value::as_str) {
-                let cert_pem = String::from_utf8(STANDARD.decode(text).context("no base64")?)?;
+                let cert_pem =
+                    String::from_utf8(STANDARD.decode(text).context("status.certificate is not base64")?)?;
                 return Ok(CertKeyPair { cert_pem, key_pem: self.key_pem.clone() });
             }
         }
-        bail!("the request {name} for a certificate was not signed in time")
+        bail!("certificate signing request {name} was not signed in time")
     }
 }
 
-/// Failures of the first words exchanged.
+/// Maps errors of the first request to a [`JoinError`] if a retry cannot fix them.
 fn to_join_error(error: client::Error) -> anyhow::Error {
     if error.code() == 401 {
         return JoinError::InvalidToken.into();
@@ -271,7 +275,7 @@ fn to_join_error(error: client::Error) -> anyhow::Error {
     error.into()
 }
 
-/// The node's certificates in use.
+/// The node's certificates in use; they follow renewals.
 pub struct NodeCredentials {
     pub remote: Remote,
     pub client_certificate: Arc<ClientCertificate>,
@@ -279,7 +283,7 @@ pub struct NodeCredentials {
 }
 
 impl NodeCredentials {
-    /// Makes new connections to the server for what comes.
+    /// Makes later requests use new connections.
     fn refresh_tls(&self, joined: &JoinedNode) -> anyhow::Result<()> {
         self.remote.replace_tls(joined.pinned.config(Some(self.client_certificate.clone()))?);
         Ok(())
@@ -298,8 +302,8 @@ impl JoinedNode {
     }
 }
 
-/// Renews certificates whenever it is time, and whenever this node is reached at another address. `clock` tells the
-/// time.
+/// Renews certificates when they are due, and when the address of this node changes. `clock` returns
+/// the current time.
 pub async fn keep_renewed(
     mut join_config: JoinConfig,
     mut joined: JoinedNode,
@@ -315,9 +319,9 @@ pub async fn keep_renewed(
         {
             join_config.address = address;
             address_changed = true;
-            // What was on its way to the address before does not arrive.
+            // Responses on connections from the previous address do not arrive any more.
             if let Err(error) = credentials.refresh_tls(&joined) {
-                tracing::error!("cannot speak to the server anew: {error:#}");
+                tracing::error!("cannot replace the TLS configuration: {error:#}");
             }
         }
         let renewal_time = joined.client_pair.renewal_time().min(joined.serving_pair.renewal_time());
@@ -329,7 +333,7 @@ pub async fn keep_renewed(
                     Duration::ZERO
                 }
                 Err(error) => {
-                    tracing::error!("cannot renew this node's certificates: {error:#}");
+                    tracing::error!("cannot renew this node's certificates, retrying: {error:#}");
                     if address_changed { ADDRESS_CHANGE_RETRY } else { RENEWAL_RETRY }
                 }
             };
@@ -354,15 +358,16 @@ async fn renew(
         joined.client_pair =
             join_config.request_certificate(&client, "client", &join_config.client_leaf()).await?;
         showing.replace(&joined.client_pair)?;
-        // Connections go on as who they were; new ones are made.
+        // TLS connections keep the client certificate of their handshake, so new connections are
+        // needed.
         credentials.refresh_tls(joined)?;
-        tracing::info!("this node's certificate as a client was renewed");
+        tracing::info!("client certificate renewed");
     }
     if address_changed || joined.serving_pair.renewal_time() <= now {
         joined.serving_pair =
             join_config.request_certificate(&client, "serving", &join_config.serving_leaf()).await?;
         serving.replace(&joined.serving_pair)?;
-        tracing::info!("this node's certificate as a server was renewed");
+        tracing::info!("serving certificate renewed");
     }
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! The server's side of joining: the token by which nodes come in, and what they are allowed then.
+//! The server's side of joining: the join token, the permissions of joining nodes, and the published
+//! cluster configuration.
 
 use std::path::Path;
 
@@ -12,23 +13,23 @@ use std::str::FromStr as _;
 
 use crate::cluster_info::ClusterInfo;
 
-/// Where nodes find what they must know of the cluster.
+/// The ConfigMap with the cluster configuration for nodes.
 pub const CLUSTER_INFO_PATH: &str = "/api/v1/namespaces/kube-system/configmaps/skiff-cluster";
-/// Where nodes that cannot be reached leave a way back.
+/// Path at which nodes open their tunnels.
 pub const TUNNEL_PATH: &str = "/skiff/tunnel";
-/// Where tokens are kept, and how they are told from other Secrets there.
+/// Where bootstrap tokens are stored, and the type and name prefix of their Secrets.
 pub const SECRETS_PATH: &str = "/api/v1/namespaces/kube-system/secrets";
 pub const TOKEN_TYPE: &str = "bootstrap.kubernetes.io/token";
 pub const TOKEN_PREFIX: &str = "bootstrap-token-";
-/// What the token of a server itself is known by, among those of others.
+/// Label of the server's own token among the bootstrap tokens.
 const JOIN_TOKEN_LABEL: &str = "skiff.io/join-token";
-/// Whoever shows a token for joining.
+/// Group of clients that authenticate with a join token.
 const BOOTSTRAP_GROUP: &str = "system:bootstrappers:skiff:nodes";
 const NODES_GROUP: &str = "system:nodes";
 const RBAC_PATH: &str = "/apis/rbac.authorization.k8s.io/v1";
 
-/// The token nodes join this server with: the one that is asked for, the one there was, or a new one. It is written
-/// where nobody but its owner reads it.
+/// The join token of this server: the one from --token, else the stored one, else a new one. It is
+/// stored in a file that only its owner may read.
 pub fn load_or_create_token(
     data_dir: &Path,
     requested: Option<&str>,
@@ -45,7 +46,7 @@ pub fn load_or_create_token(
         (Some(text), _) => {
             let token = JoinToken::from_str(text).context("--token")?;
             let other = token.authority.is_some_and(|pinned| pinned != authority);
-            anyhow::ensure!(!other, "--token is for a cluster of another authority");
+            anyhow::ensure!(!other, "--token belongs to a cluster with another CA");
             token.bootstrap
         }
         (None, Some(text)) => {
@@ -61,7 +62,7 @@ pub fn load_or_create_token(
     Ok(token)
 }
 
-/// A token as the API server looks it up.
+/// A token as the bootstrap token Secret that the API server's authenticator reads.
 pub fn token_secret(token: &BootstrapToken, description: &str, expires: Option<Timestamp>) -> Value {
     let encoded = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
     let mut secret = json!({
@@ -80,7 +81,8 @@ pub fn token_secret(token: &BootstrapToken, description: &str, expires: Option<T
     secret
 }
 
-/// Lets nodes in: the token, what it and nodes are good for, and what nodes are told.
+/// Creates the objects that joining needs: the token, RBAC rules for the token and for nodes, and the
+/// cluster configuration.
 pub async fn ensure_join_objects(
     client: &Client,
     token: &BootstrapToken,
@@ -95,7 +97,7 @@ pub async fn ensure_join_objects(
     });
     let read = json!(["get", "list", "watch"]);
     let role = json!({"metadata": named("skiff:node"), "rules": [
-        // Names and Services, and whom NetworkPolicies speak of, may be anywhere.
+        // The proxy, the DNS server and NetworkPolicies need objects of all namespaces.
         {"apiGroups": [""], "verbs": read,
          "resources": ["pods", "services", "nodes", "namespaces", "persistentvolumes"]},
         {"apiGroups": ["discovery.k8s.io"], "verbs": read, "resources": ["endpointslices"]},
@@ -107,7 +109,8 @@ pub async fn ensure_join_objects(
     let cluster_info_role = json!({"metadata": named("skiff:node"), "rules": [
         {"apiGroups": [""], "resources": ["configmaps"], "resourceNames": ["skiff-cluster"], "verbs": ["get"]},
     ]});
-    // Upstream leaves this to people; here the controller looks at what is asked for.
+    // Upstream leaves the approval of serving certificates to administrators. Here the certificate
+    // controller validates and approves them.
     let approval_role = json!({"metadata": named("skiff:serving-approver"), "rules": [
         {"apiGroups": ["certificates.k8s.io"], "resources": ["signers"], "verbs": ["approve"],
          "resourceNames": ["kubernetes.io/kubelet-serving"]},
@@ -159,7 +162,7 @@ pub async fn ensure_join_objects(
     delete_old_tokens(client, secrets, token).await
 }
 
-/// Makes an object, or sets the field that says everything.
+/// Creates an object, or updates the one field that matters in an existing object.
 async fn ensure(client: &Client, collection: &str, field: &str, object: &Value) -> anyhow::Result<()> {
     let name = object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
     let path = format!("{collection}/{name}");
@@ -174,10 +177,10 @@ async fn ensure(client: &Client, collection: &str, field: &str, object: &Value) 
         }
         Err(error) => Err(error),
     };
-    result.map(drop).with_context(|| format!("cannot make {path}"))
+    result.map(drop).with_context(|| format!("cannot create {path}"))
 }
 
-/// Tokens this server had before let nobody in any more.
+/// Deletes earlier tokens of this server, so that they can no longer be used to join.
 async fn delete_old_tokens(client: &Client, secrets: &str, token: &BootstrapToken) -> anyhow::Result<()> {
     let list = client
         .request(http::Method::GET, &format!("{secrets}?labelSelector={JOIN_TOKEN_LABEL}"), None)
@@ -217,6 +220,6 @@ mod tests {
         assert_eq!(of(Some(&set.to_secret_string())).unwrap(), set);
         let other = set.to_secret_string().replace(&set.to_secret_string()[3..7], "0000");
         let error = of(Some(&other)).unwrap_err().to_string();
-        assert_eq!(error, "--token is for a cluster of another authority");
+        assert_eq!(error, "--token belongs to a cluster with another CA");
     }
 }

@@ -1,8 +1,8 @@
-//! The administrator's kubeconfig: a file of its own in the data directory, and the one of `--write-kubeconfig`, which may
-//! hold the contexts of other clusters.
+//! The administrator's kubeconfig: a file in the data directory, and the file of `--write-kubeconfig`,
+//! which may contain other contexts.
 //!
-//! Merging follows kubectl and kind: entries of the same name are replaced, others stay, and `FILE.lock` keeps two
-//! programs from writing at once. Read [`Output::write`].
+//! Merging follows kubectl and kind: entries of the same name are replaced, other entries are kept, and
+//! `FILE.lock` prevents concurrent writes. Start at [`KubeconfigFile::write`].
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::ErrorKind;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Map, Value, json};
 
-/// The name of cluster, user and context.
+/// Name of the cluster, user and context entries.
 pub const ENTRY_NAME: &str = "skiff";
 
 const PRIVATE_MODE: u32 = 0o600;
@@ -32,17 +32,17 @@ pub struct KubeconfigFile {
 }
 
 impl KubeconfigFile {
-    /// Adds or replaces the entries of `own`, a kubeconfig with one cluster. The file appears whole or stays as it was;
-    /// one that is no kubeconfig is left alone.
+    /// Adds or replaces the entries of `own`, a kubeconfig with one cluster. The file is replaced
+    /// atomically. A file that is not a kubeconfig is not changed.
     pub fn write(&self, own: &str) -> anyhow::Result<()> {
-        // A link stays, what it leads to is written.
+        // Writes to the target of a symlink and keeps the link.
         let path = fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
         create_parent(&path)?;
         let _lock = KubeconfigLock::acquire(&path)?;
         let before = match fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(error).context("cannot read it"),
+            Err(error) => return Err(error).context("cannot read the file"),
         };
         let existing_metadata = fs::metadata(&path).ok();
         let mode =
@@ -52,9 +52,8 @@ impl KubeconfigFile {
                 existing_metadata.is_some_and(|existing_metadata| existing_metadata.mode() & 0o777 != mode)
             });
             return match changed {
-                true => {
-                    fs::set_permissions(&path, Permissions::from_mode(mode)).context("cannot set its mode")
-                }
+                true => fs::set_permissions(&path, Permissions::from_mode(mode))
+                    .context("cannot set the file mode"),
                 false => Ok(()),
             };
         };
@@ -69,7 +68,7 @@ impl KubeconfigFile {
     }
 }
 
-/// Where the file is kept as it was before the cluster was added to it.
+/// The backup of the file, made before the cluster is added to it.
 pub fn backup_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".before-skiff");
@@ -79,11 +78,11 @@ pub fn backup_path(path: &Path) -> PathBuf {
 #[derive(Debug, PartialEq, Eq)]
 struct MergedKubeconfig {
     text: String,
-    /// The cluster is new to a file with other content.
+    /// Whether the cluster is new in a file with other content.
     needs_backup: bool,
 }
 
-/// The file's text with the entries of `own`; `None` if it has them already.
+/// The file's text with the entries of `own`; `None` if it contains them already.
 fn merge_text(before: &str, own: &str) -> anyhow::Result<Option<MergedKubeconfig>> {
     let parse = |text: &str| {
         // The text may hold secrets, so the error must not quote it.
@@ -91,24 +90,24 @@ fn merge_text(before: &str, own: &str) -> anyhow::Result<Option<MergedKubeconfig
     };
     let existing = match before.trim().is_empty() {
         true => Value::Null,
-        false => parse(before).context("it is not a kubeconfig and is left alone")?,
+        false => parse(before).context("it is not a kubeconfig and is not changed")?,
     };
     if existing.is_null() {
         return Ok(Some(MergedKubeconfig { text: own.to_owned(), needs_backup: false }));
     }
     let own = parse(own)?;
     let was_known = cluster_ca(&existing).is_some_and(|ca| Some(ca) == cluster_ca(&own));
-    let after = merge(existing.clone(), &own).context("it is not a kubeconfig and is left alone")?;
+    let after = merge(existing.clone(), &own).context("it is not a kubeconfig and is not changed")?;
     if after == existing {
         return Ok(None);
     }
-    let text = serde_saphyr::to_string(&after).context("cannot write it as YAML")?;
-    ensure!(parse(&text)? == after, "cannot write it as YAML");
+    let text = serde_saphyr::to_string(&after).context("cannot serialize it as YAML")?;
+    ensure!(parse(&text)? == after, "cannot serialize it as YAML");
     Ok(Some(MergedKubeconfig { text, needs_backup: !was_known }))
 }
 
 fn merge(existing: Value, own: &Value) -> anyhow::Result<Value> {
-    let Value::Object(mut file) = existing else { bail!("it holds no fields") };
+    let Value::Object(mut file) = existing else { bail!("it is not a YAML mapping") };
     ensure!(file.get("kind").is_none_or(|kind| kind == "Config"), "its kind is not Config");
     let is_known = cluster_ca(own)
         .is_some_and(|ca| find_entry(file.get("clusters"), ENTRY_NAME).and_then(entry_ca) == Some(ca));
@@ -124,7 +123,7 @@ fn merge(existing: Value, own: &Value) -> anyhow::Result<Value> {
         match entries.iter_mut().find(|entry| entry["name"] == ENTRY_NAME) {
             None => entries.push(entry),
             Some(before) => {
-                // Such as the namespace that `kubectl config set-context` has set.
+                // Keeps settings such as the namespace from `kubectl config set-context`.
                 if list == "contexts" && is_known {
                     copy_missing(&mut entry[field], &before[field]);
                 }
@@ -136,7 +135,7 @@ fn merge(existing: Value, own: &Value) -> anyhow::Result<Value> {
         file.entry(name).or_insert_with(|| own[name].clone());
     }
     let current = file.get("current-context").and_then(Value::as_str).unwrap_or_default();
-    // A restart of the same cluster leaves the user's choice alone.
+    // A restart of the same cluster keeps the user's current context.
     if !is_known || current.is_empty() {
         file.insert("current-context".to_owned(), json!(ENTRY_NAME));
     }
@@ -169,17 +168,18 @@ fn create_parent(path: &Path) -> anyhow::Result<()> {
     created.with_context(|| format!("cannot create {}", parent.display()))
 }
 
-/// A file of another user, in whose name root runs skiff, stays theirs.
+/// Keeps the owner of the file: root may run skiff on behalf of another user.
 fn preserve_owner(path: &Path, before: Option<&fs::Metadata>) -> anyhow::Result<()> {
     let Some(before) = before else { return Ok(()) };
     let now = fs::metadata(path)?;
     if (now.uid(), now.gid()) == (before.uid(), before.gid()) {
         return Ok(());
     }
-    std::os::unix::fs::chown(path, Some(before.uid()), Some(before.gid())).context("cannot keep its owner")
+    std::os::unix::fs::chown(path, Some(before.uid()), Some(before.gid()))
+        .context("cannot preserve the file owner")
 }
 
-/// client-go's lock on a kubeconfig: a file beside it that only one program can create.
+/// client-go's lock on a kubeconfig: a file next to it, created with O_EXCL.
 struct KubeconfigLock(PathBuf);
 
 impl KubeconfigLock {
@@ -196,7 +196,7 @@ impl KubeconfigLock {
                 }
                 Err(_) if is_stale(&path) => drop(fs::remove_file(&path)),
                 Err(_) if started.elapsed() < LOCK_TIMEOUT => std::thread::park_timeout(LOCK_RETRY),
-                Err(_) => bail!("{} exists: another program writes the kubeconfig", path.display()),
+                Err(_) => bail!("{} exists: another program is writing the kubeconfig", path.display()),
             }
         }
     }
@@ -300,9 +300,9 @@ users:
         assert_eq!(
             fs::read_to_string(backup_path(&path)).unwrap(),
             OTHER_CONTEXTS,
-            "the backup is from before"
+            "the backup is unchanged"
         );
-        // Another cluster of the same name is a new one.
+        // A cluster with another CA is a new cluster, even if its name is the same.
         output(path.clone()).write(&own("OTHER", "CERT")).unwrap();
         let other = parsed(&path);
         assert_eq!(other["current-context"], ENTRY_NAME);
@@ -316,12 +316,12 @@ users:
         let check = |text: &str, expected: &str| {
             fs::write(&path, text).unwrap();
             let error = format!("{:#}", output(path.clone()).write(&own("CA", "CERT")).unwrap_err());
-            assert_eq!(error, format!("it is not a kubeconfig and is left alone: {expected}"));
+            assert_eq!(error, format!("it is not a kubeconfig and is not changed: {expected}"));
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
             assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
         };
-        check("users: [secret\n", "line 1 is not as it should be");
-        check("just text\n", "it holds no fields");
+        check("users: [secret\n", "invalid YAML at line 1");
+        check("just text\n", "it is not a YAML mapping");
         check("kind: Pod\n", "its kind is not Config");
         check("kind: Config\nusers: {a: b}\n", "users is not a list");
     }
@@ -330,7 +330,7 @@ users:
     fn null_lists_count_as_empty() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("config");
-        // As `kubectl config unset` leaves them.
+        // `kubectl config unset` leaves null lists.
         fs::write(&path, "apiVersion: v1\nclusters: null\ncontexts: null\ncurrent-context: \"\"\nkind: Config\nusers: null\n")
             .unwrap();
         output(path.clone()).write(&own("CA", "CERT")).unwrap();
@@ -346,7 +346,7 @@ users:
         KubeconfigFile { path: link.clone(), mode: Some(0o644) }.write(&own("CA", "CERT")).unwrap();
         assert!(link.is_symlink());
         assert_eq!((parsed(&real)["current-context"].as_str(), mode(&real)), (Some(ENTRY_NAME), 0o644));
-        // Even if nothing else is to change.
+        // The mode is set even if the content does not change.
         KubeconfigFile { path: link, mode: Some(0o600) }.write(&own("CA", "CERT")).unwrap();
         assert_eq!(mode(&real), 0o600);
     }

@@ -1,7 +1,7 @@
-//! `skiff kubelet`: a node alone, for any API server, who it is by a kubeconfig.
+//! `skiff kubelet`: a standalone kubelet for any API server, with a kubeconfig.
 //!
-//! The certificate it serves with is a file's, or asked for from the cluster; where nobody signs that, it vouches for
-//! itself, as upstream's does.
+//! The serving certificate is read from a file or requested from the cluster. If the request is not
+//! signed, it is self-signed, as in upstream.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,11 +28,11 @@ use crate::running;
 use crate::server::{ShutdownHooks, create_private_dir, handle_shutdown, log_stopped};
 use crate::threads::runtime_builder;
 
-/// How long somebody may take to sign a certificate before one is used that nobody has signed.
+/// How long the start waits for a signed serving certificate before a self-signed one is used.
 const INITIAL_CSR_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long it may take before another request is made.
+/// How long to wait for a signature before a new CertificateSigningRequest is created.
 const CSR_TIMEOUT: Duration = Duration::from_secs(15 * 60);
-/// How long to wait before that, at first.
+/// Initial delay between such requests.
 const CSR_RETRY: Duration = Duration::from_secs(5);
 const SELF_SIGNED_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 const MAX_SLEEP: Duration = Duration::from_secs(3600);
@@ -69,7 +69,7 @@ async fn serve(flags: KubeletFlags) -> anyhow::Result<()> {
     let ctx = Ctx::new(Client::new(object_manager.clone(), "kubelet"), Clock::default(), shutdown);
     let client_ca = match flags.client_ca_file.as_ref().or(certificate_settings.client_ca.as_ref()) {
         Some(path) => read(path)?,
-        // In most clusters one authority vouches for everybody.
+        // In most clusters, one CA signs both client and serving certificates.
         None => String::from_utf8_lossy(&kubeconfig.ca_pem).into_owned(),
     };
     let serving_manager = ServingCertificateManager {
@@ -105,19 +105,19 @@ async fn serve(flags: KubeletFlags) -> anyhow::Result<()> {
         client_ca,
         ingress_ports: [0, 0],
     };
-    let authority = pki::ClientAuthority::new(&cluster_info.client_ca, "the authority for clients")?;
+    let authority = pki::ClientAuthority::new(&cluster_info.client_ca, "the client CA")?;
     let config =
         node::config(&flags.node, &cluster_info, address, node::ServingCredentials { serving, authority })?;
     let config = kubelet::Config { object_manager: Some(object_manager), ..config };
     hooks.set_node(&config);
     let runtime = node::runtime(&flags.node, watch::Sender::default(), ctx.shutdown.clone()).await?;
-    tracing::info!(server = kubeconfig.server, node = config.settings.node_name, "a node is at work");
+    tracing::info!(server = kubeconfig.server, node = config.settings.node_name, "kubelet started");
     kubelet::run(ctx, runtime, config).await;
     log_stopped(&flags.node.data_dir);
     Ok(())
 }
 
-/// Who this node is to its API server.
+/// The manager of this node's client certificate.
 fn client_certificate_manager(flags: &KubeletFlags, rotates: Option<bool>) -> ClientCertificateManager {
     let by_default = flags.bootstrap_kubeconfig.is_some();
     ClientCertificateManager {
@@ -132,20 +132,20 @@ fn client_certificate_manager(flags: &KubeletFlags, rotates: Option<bool>) -> Cl
     }
 }
 
-/// Who this node is to those that ask it for something.
+/// Manages the serving certificate of a standalone kubelet.
 struct ServingCertificateManager {
     join_config: JoinConfig,
     client: Client,
-    /// Whether a certificate is asked for until somebody signs it.
+    /// Whether requests are repeated until one is signed.
     retry_until_signed: bool,
 }
 
 impl ServingCertificateManager {
-    /// The certificate to show, which is renewed when it is time.
+    /// Returns the serving certificate and renews it in the background.
     async fn serving(self) -> anyhow::Result<Arc<ServingCertificate>> {
         let leaf = self.join_config.serving_leaf();
         let stored = pki::load_certificate(&self.join_config.cert_dir, "serving", &leaf, Timestamp::now())?;
-        // Nobody waits for long for what may take hours.
+        // An approval may take hours, so the start does not wait for it.
         let load_or_request = async {
             match stored {
                 Some(stored) => Some(stored),
@@ -159,7 +159,7 @@ impl ServingCertificateManager {
         let serving = match &certificate {
             Some(certificate) => ServingCertificate::new(certificate)?,
             None => {
-                tracing::warn!("this node serves with a certificate that vouches for itself");
+                tracing::warn!("using a self-signed serving certificate");
                 ServingCertificate::new(&self_signed(&leaf)?)?
             }
         };
@@ -167,7 +167,8 @@ impl ServingCertificateManager {
         Ok(serving)
     }
 
-    /// Replaces the certificate when it is time, and one that nobody has signed as soon as somebody does.
+    /// Renews the serving certificate, and replaces a self-signed one when the cluster has signed a
+    /// request.
     async fn run(self, leaf: Leaf, mut certificate: Option<CertKeyPair>, serving: Arc<ServingCertificate>) {
         let mut backoff = CSR_RETRY;
         loop {
@@ -188,16 +189,17 @@ impl ServingCertificateManager {
                 .and_then(|renewed| Ok((serving.replace(&renewed)?, renewed).1))
             {
                 Ok(renewed) => {
-                    tracing::info!("this node serves with a certificate that the cluster has signed");
+                    tracing::info!("serving certificate issued");
                     certificate = Some(renewed);
                     backoff = CSR_RETRY;
                 }
-                // Where nobody signs such requests, the cluster does not want this node to have one.
+                // If requests are not signed, the cluster does not issue serving certificates, and the
+                // node stays with a self-signed one.
                 Err(CertificateError::NotSigned) if !self.retry_until_signed && certificate.is_none() => {
                     return renew_self_signed(&leaf, &serving).await;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "this node has no new certificate to serve with");
+                    tracing::warn!(%error, "cannot renew the serving certificate, retrying");
                     if certificate.is_some() {
                         tokio::time::sleep(backoff).await;
                         backoff = backoff.saturating_mul(2).min(MAX_SLEEP);
@@ -212,7 +214,7 @@ impl ServingCertificateManager {
             CertificateRequest::create(&self.client, leaf).await.map_err(CertificateError::RequestFailed)?;
         let signed = request.wait_for_certificate(&self.client, CSR_TIMEOUT).await;
         let certificate = signed.map_err(|error| {
-            // Whoever could not be asked how it went may still sign it.
+            // If the status could not be fetched, the request may still be signed.
             if error.is::<client::Error>() {
                 return CertificateError::RequestFailed(error);
             }
@@ -224,28 +226,28 @@ impl ServingCertificateManager {
     }
 }
 
-/// A certificate that vouches for itself.
+/// A self-signed certificate.
 fn self_signed(leaf: &Leaf) -> Result<CertKeyPair, pki::Error> {
     pki::self_signed(&Leaf { lifetime: SELF_SIGNED_LIFETIME, ..leaf.clone() }, Timestamp::now())
 }
 
-/// Serves with such certificates, one after the other.
+/// Serves with self-signed certificates, and replaces each before it expires.
 async fn renew_self_signed(leaf: &Leaf, serving: &ServingCertificate) {
     loop {
-        // Half of it, from whenever the one that is shown was made.
+        // Renews after half of the lifetime. The current certificate was issued shortly before.
         tokio::time::sleep(SELF_SIGNED_LIFETIME / 2).await;
         if let Err(error) = self_signed(leaf).and_then(|renewed| serving.replace(&renewed)) {
-            tracing::warn!(%error, "this node has no new certificate to serve with");
+            tracing::warn!(%error, "cannot renew the serving certificate, retrying");
         }
     }
 }
 
-/// Why there is no certificate.
+/// Why there is no signed certificate.
 #[derive(Debug, thiserror::Error)]
 enum CertificateError {
-    #[error("cannot ask for one: {0:#}")]
+    #[error("certificate signing request failed: {0:#}")]
     RequestFailed(anyhow::Error),
-    #[error("nobody has signed the request")]
+    #[error("the certificate signing request was not signed")]
     NotSigned,
     #[error(transparent)]
     Invalid(#[from] pki::Error),

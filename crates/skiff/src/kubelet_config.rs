@@ -1,5 +1,6 @@
-//! `--kubelet-arg name=value`: the flags of upstream's kubelet that have a meaning here, and its configuration file
-//! (`--kubelet-arg config=FILE`, a KubeletConfiguration), which they win over.
+//! `--kubelet-arg name=value`: the flags of upstream's kubelet that skiff supports, and its
+//! configuration file (`--kubelet-arg config=FILE`, a KubeletConfiguration). Flags take precedence over
+//! the file, as in upstream.
 
 mod ignored_fields;
 
@@ -12,19 +13,20 @@ use serde_json::Value;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 
-/// Flags only; the file has no such fields.
+/// Flags without a field in the configuration file.
 const CREDENTIAL_PROVIDER_BIN_DIR: &str = "imageCredentialProviderBinDir";
 const CREDENTIAL_PROVIDER_CONFIG: &str = "imageCredentialProviderConfig";
 
-/// What is looked at before there is a node to change ([`certificates`], [`endpoint`]).
+/// Fields that are read before the node is configured ([`certificates`], [`endpoint`]).
 const ROTATE_CERTIFICATES: &str = "rotateCertificates";
 const SERVER_TLS_BOOTSTRAP: &str = "serverTLSBootstrap";
 const RUNTIME_ENDPOINT: &str = "containerRuntimeEndpoint";
 
-/// Whether what the file does not name of `evictionHard` is as if it named nothing.
+/// Whether `evictionHard` in the file is merged with the defaults. Without it, thresholds that the file
+/// does not name are off.
 const MERGE_DEFAULT_EVICTION: &str = "mergeDefaultEvictionSettings";
 
-/// Flags by the field of the configuration file that says the same.
+/// Flags and the equivalent fields of the configuration file.
 const FLAG_FIELDS: &[(&str, &str)] = &[
     ("allowed-unsafe-sysctls", "allowedUnsafeSysctls"),
     ("cloud-provider", "cloudProvider"),
@@ -68,12 +70,12 @@ const FLAG_FIELDS: &[(&str, &str)] = &[
     ("system-reserved-cgroup", "systemReservedCgroup"),
 ];
 
-/// Changes a node's configuration as the flags say.
+/// Applies the flags and the configuration file to a node's configuration.
 pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
     let mut pairs = Vec::new();
     for argument in arguments {
         let Some((name, value)) = argument.trim_start_matches("--").split_once('=') else {
-            bail!("--kubelet-arg {argument}: write name=value");
+            bail!("--kubelet-arg {argument}: must be name=value");
         };
         if name == "config" {
             let fields = read_file(&PathBuf::from(value))?;
@@ -81,13 +83,15 @@ pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
                 clear_thresholds(config, fields.iter().map(|(field, _)| field.as_str()));
             }
             for (field, value) in fields {
-                set_field(config, &field, &value).with_context(|| format!("{argument}: {field}"))?;
+                set_field(config, &field, &value)
+                    .map_err(|error| name_value(error, &value))
+                    .with_context(|| format!("{argument}: {field}"))?;
             }
             continue;
         }
         let Some((_, field)) = FLAG_FIELDS.iter().find(|(known, _)| *known == name) else {
             let known: Vec<&str> = FLAG_FIELDS.iter().map(|(name, _)| *name).chain(["config"]).collect();
-            bail!("--kubelet-arg {name} has no meaning here; these have: {}", known.join(", "));
+            bail!("--kubelet-arg {name} is not supported; supported names: {}", known.join(", "));
         };
         pairs.push((*field, flag_value(field, value)));
     }
@@ -102,7 +106,7 @@ pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
         }
         (None, None) => {}
         _ => bail!(
-            "--kubelet-arg image-credential-provider-config and image-credential-provider-bin-dir belong together"
+            "--kubelet-arg image-credential-provider-config and image-credential-provider-bin-dir must be set together"
         ),
     }
     clear_thresholds(config, pairs.iter().map(|(field, _)| *field));
@@ -110,7 +114,9 @@ pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
         .into_iter()
         .filter(|(field, _)| ![CREDENTIAL_PROVIDER_BIN_DIR, CREDENTIAL_PROVIDER_CONFIG].contains(field))
     {
-        set_field(config, field, &value).with_context(|| format!("--kubelet-arg {field}"))?;
+        set_field(config, field, &value)
+            .map_err(|error| name_value(error, &value))
+            .with_context(|| format!("--kubelet-arg {field}"))?;
     }
     let presentation = &mut config.presentation;
     presentation.max_pods = presentation
@@ -147,19 +153,20 @@ pub fn apply(arguments: &[String], config: &mut Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is said of certificates.
+/// Settings of certificates.
 #[derive(Debug, Default, PartialEq)]
 pub struct CertificateSettings {
-    /// Whether the one by which the node is known to the API server is replaced before it ends.
+    /// Whether the client certificate is renewed before it expires.
     pub rotate_client: Option<bool>,
-    /// Whether the one it serves with is asked for until somebody signs it.
+    /// Whether the serving certificate is requested from the cluster until it is signed.
     pub request_serving: Option<bool>,
-    /// Who vouches for those that ask the node, and the certificate it serves with and its key.
+    /// CA for client authentication.
     pub client_ca: Option<PathBuf>,
+    /// Serving certificate and its private key.
     pub serving_files: Option<(PathBuf, PathBuf)>,
 }
 
-/// What is said of certificates, which are needed first of all.
+/// The settings of certificates. They are needed before the rest of the configuration.
 pub fn certificates(arguments: &[String]) -> anyhow::Result<CertificateSettings> {
     let mut found = CertificateSettings::default();
     let mut serving_files = (None, None);
@@ -181,7 +188,7 @@ pub fn certificates(arguments: &[String]) -> anyhow::Result<CertificateSettings>
     Ok(found)
 }
 
-/// The runtime's socket, if that is said.
+/// The CRI socket, if it is set.
 pub fn endpoint(arguments: &[String]) -> anyhow::Result<Option<String>> {
     let fields = all_fields(arguments)?;
     let found = fields
@@ -192,7 +199,8 @@ pub fn endpoint(arguments: &[String]) -> anyhow::Result<Option<String>> {
     Ok(found.filter(|socket| !socket.is_empty()).map(str::to_owned))
 }
 
-/// Everything that is said, the file first: the last word counts.
+/// All fields with their values: first those of the file, then those of flags. The last value of a
+/// field applies.
 fn all_fields(arguments: &[String]) -> anyhow::Result<Vec<(String, Value)>> {
     let (mut fields, mut flags) = (Vec::new(), Vec::new());
     for argument in arguments {
@@ -207,7 +215,8 @@ fn all_fields(arguments: &[String]) -> anyhow::Result<Vec<(String, Value)>> {
     Ok(fields)
 }
 
-/// Who names one threshold names them all: those that are not named are not looked at.
+/// As in upstream, setting one threshold clears the defaults of the others. Thresholds that are not set
+/// are not monitored.
 fn clear_thresholds<'a>(config: &mut Config, fields: impl Iterator<Item = &'a str>) {
     let policies = &mut config.settings.kubelet_config;
     for field in fields {
@@ -220,28 +229,28 @@ fn clear_thresholds<'a>(config: &mut Config, fields: impl Iterator<Item = &'a st
     }
 }
 
-/// The fields of a KubeletConfiguration.
+/// The fields of a KubeletConfiguration file.
 fn read_file(path: &PathBuf) -> anyhow::Result<Vec<(String, Value)>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let value: Value = schema::yaml::parse(&text).with_context(|| path.display().to_string())?;
-    let Value::Object(fields) = value else { bail!("{} is no KubeletConfiguration", path.display()) };
+    let Value::Object(fields) = value else { bail!("{} is not a KubeletConfiguration", path.display()) };
     let is = |name: &str, expected: &str| fields.get(name).and_then(Value::as_str) == Some(expected);
     ensure!(
         is("kind", "KubeletConfiguration") && is("apiVersion", API_VERSION),
-        "{} is no KubeletConfiguration of {API_VERSION}",
+        "{} is not a KubeletConfiguration of {API_VERSION}",
         path.display()
     );
     Ok(fields.into_iter().filter(|(name, _)| name != "kind" && name != "apiVersion").collect())
 }
 
-/// A taint as flags write it: `key=value:effect`.
+/// Parses a taint as in flags: `key=value:effect`.
 fn taint(text: &str) -> Value {
     let (named, effect) = text.rsplit_once(':').unwrap_or((text, ""));
     let (key, value) = named.split_once('=').unwrap_or((named, ""));
     serde_json::json!({"key": key, "value": value, "effect": effect})
 }
 
-/// A flag's text as the file would have it.
+/// The value of a flag in the form of the configuration file.
 fn flag_value(field: &str, text: &str) -> Value {
     match field {
         "evictionHard"
@@ -273,13 +282,19 @@ fn flag_value(field: &str, text: &str) -> Value {
     }
 }
 
+/// Adds the value to an error that says what it must be.
+fn name_value(error: anyhow::Error, value: &Value) -> anyhow::Error {
+    let message = error.to_string();
+    if message.starts_with("must be ") { anyhow::anyhow!("{message}, got {value}") } else { error }
+}
+
 fn set_field(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<()> {
-    let number = || value.as_u64().context("this is a number");
-    let text = || value.as_str().map(str::to_owned).context("this is a text");
+    let number = || value.as_u64().context("must be a number");
+    let text = || value.as_str().map(str::to_owned).context("must be a string");
     let settings = &mut config.settings;
     match field {
         "allowedUnsafeSysctls" => {
-            let all = value.as_array().context("this is a list")?.iter();
+            let all = value.as_array().context("must be a list")?.iter();
             let all: Vec<String> = all.filter_map(|name| name.as_str().map(str::to_owned)).collect();
             if let Some(other) = all.iter().find(|name| !kubelet::is_own_sysctl(name)) {
                 bail!("the sysctls {other:?} are not known to be namespaced");
@@ -287,26 +302,27 @@ fn set_field(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<
             settings.kubelet_config.allowed_unsafe_sysctls = all;
         }
         "clusterDNS" => {
-            let all = value.as_array().context("this is a list")?;
+            let all = value.as_array().context("must be a list")?;
             settings.cluster_dns = all.iter().filter_map(|ip| ip.as_str().map(str::to_owned)).collect();
         }
-        // Flags only, like the labels below; the file has no such fields.
+        // A flag without a field in the file, like `nodeLabels` below.
         "cloudProvider" => match text()?.as_str() {
             "external" => config.presentation.has_external_cloud_provider = true,
             "" => config.presentation.has_external_cloud_provider = false,
-            other => bail!("{other:?} is not known here: only `external` is"),
+            other => bail!("{other:?} is not supported: only `external` is"),
         },
         "nodeLabels" => {
             for pair in text()?.split(',').filter(|pair| !pair.is_empty()) {
                 let (name, value) =
-                    pair.split_once('=').with_context(|| format!("{pair:?} is no name=value"))?;
+                    pair.split_once('=').with_context(|| format!("{pair:?} must be name=value"))?;
                 config.presentation.labels.insert(name.to_owned(), value.to_owned());
             }
         }
         "nodeStatusUpdateFrequency" => {
             let pause = std::time::Duration::try_from(duration(&text()?)?)?;
-            ensure!(!pause.is_zero(), "it must be more than nothing");
-            // What everything else keeps time by.
+            ensure!(!pause.is_zero(), "must be greater than zero");
+            // `None` follows the common housekeeping tick of 10 s, which is also the default of this
+            // field.
             config.presentation.status_update_frequency = Some(pause).filter(|pause| pause.as_secs() != 10);
         }
         "podLogsDir" => settings.logs.dir = logs_dir(&text()?)?,
@@ -316,10 +332,10 @@ fn set_field(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<
         }
         "nodeStatusMaxImages" => {
             let limit = value.as_i64().filter(|limit| *limit >= -1);
-            config.presentation.max_reported_images = Some(limit.context("this is a number, or -1 for all")?);
+            config.presentation.max_reported_images = Some(limit.context("must be a number, or -1 for all")?);
         }
         "nodeLeaseDurationSeconds" => {
-            ensure!(number()? > 0, "it must be more than nothing");
+            ensure!(number()? > 0, "must be greater than zero");
             config.presentation.lease_seconds = Some(i32::try_from(number()?)?);
         }
         "podsPerCore" => {
@@ -328,7 +344,7 @@ fn set_field(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<
             config.presentation.max_pods_by_cores = Some(limit).filter(|limit| *limit > 0);
         }
         "serializeImagePulls" => {
-            let is_serial = value.as_bool().context("this is true or false")?;
+            let is_serial = value.as_bool().context("must be true or false")?;
             let policies = &mut settings.kubelet_config;
             ensure!(
                 !is_serial || policies.max_parallel_image_pulls.is_none_or(|limit| limit == 1),
@@ -341,7 +357,7 @@ fn set_field(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<
             }
         }
         "maxParallelImagePulls" => {
-            ensure!(number()? > 0, "it must be a positive number");
+            ensure!(number()? > 0, "must be a positive number");
             let limit = usize::try_from(number()?)?;
             ensure!(
                 limit == 1 || settings.kubelet_config.max_parallel_image_pulls != Some(1),
@@ -351,7 +367,7 @@ fn set_field(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<
         }
         "enableDebuggingHandlers" => {
             config.presentation.debug_handlers_disabled =
-                !value.as_bool().context("this is true or false")?;
+                !value.as_bool().context("must be true or false")?;
         }
         "failSwapOn" => {
             let swap_table = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
@@ -369,39 +385,43 @@ fn set_field(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<
                  removed in a future release"
             );
         }
-        // These are looked at before this, by whoever has use for them.
+        // These fields are read before the node is configured.
         ROTATE_CERTIFICATES | SERVER_TLS_BOOTSTRAP | RUNTIME_ENDPOINT | "tlsCertFile"
         | "tlsPrivateKeyFile" => {}
         "authentication" => {
             let is = |name: &str, is: bool| value[name]["enabled"].as_bool() == Some(is);
-            ensure!(!is("anonymous", true), "nobody is told anything here without saying who they are");
+            ensure!(
+                !is("anonymous", true),
+                "anonymous access is not supported: set anonymous.enabled to false"
+            );
             if is("webhook", false) {
                 tracing::warn!(
-                    "tokens are always shown to the API server, whatever authentication.webhook says"
+                    "authentication.webhook.enabled=false is ignored: the API server always authenticates tokens"
                 );
             }
         }
         "podPidsLimit" => {
-            settings.kubelet_config.pod_pids_limit = value.as_i64().context("this is a number")?
+            settings.kubelet_config.pod_pids_limit = value.as_i64().context("must be a number")?
         }
         "providerID" => config.presentation.provider_id = text()?,
         "registerNode" => {
             config.presentation.is_registered_externally =
-                !value.as_bool().context("this is true or false")?;
+                !value.as_bool().context("must be true or false")?;
         }
         "clusterDomain" => settings.cluster_domain = text()?,
         "containerLogMaxFiles" => {
-            ensure!(number()? > 1, "at least two files are kept");
+            ensure!(number()? > 1, "must be at least 2");
             settings.kubelet_config.max_log_files = usize::try_from(number()?)?;
         }
         "containerLogMaxSize" => settings.kubelet_config.max_log_bytes = bytes(&text()?)?,
         "cpuCFSQuota" => {
-            settings.kubelet_config.cpu_cfs_quota = value.as_bool().context("this is true or false")?
+            settings.kubelet_config.cpu_cfs_quota = value.as_bool().context("must be true or false")?
         }
         "crashLoopBackOff" => {
             let period = &value["maxContainerRestartPeriod"];
             if !period.is_null() {
-                let text = period.as_str().context("maxContainerRestartPeriod is a text such as 300s")?;
+                let text =
+                    period.as_str().context("maxContainerRestartPeriod must be a string such as 300s")?;
                 let max_period = duration(text)?;
                 ensure!(
                     (1_000..=300_000).contains(&max_period.as_millis()),
@@ -418,15 +438,16 @@ fn set_field(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<
                 "evictionSoft" => &mut policies.soft_eviction.limits,
                 _ => &mut policies.minimum_reclaim,
             };
-            for (signal, threshold) in value.as_object().context("this is a map")? {
-                let threshold = threshold.as_str().with_context(|| format!("{signal} is a text"))?;
+            for (signal, threshold) in value.as_object().context("must be a map")? {
+                let threshold = threshold.as_str().with_context(|| format!("{signal} must be a string"))?;
                 set_threshold(limits, signal, threshold).with_context(|| signal.clone())?;
             }
         }
-        MERGE_DEFAULT_EVICTION => drop(value.as_bool().context("this is true or false")?),
+        MERGE_DEFAULT_EVICTION => drop(value.as_bool().context("must be true or false")?),
         "evictionSoftGracePeriod" => {
-            for (signal, grace_period) in value.as_object().context("this is a map")? {
-                let grace_period = grace_period.as_str().with_context(|| format!("{signal} is a text"))?;
+            for (signal, grace_period) in value.as_object().context("must be a map")? {
+                let grace_period =
+                    grace_period.as_str().with_context(|| format!("{signal} must be a string"))?;
                 settings
                     .kubelet_config
                     .soft_eviction
@@ -436,7 +457,7 @@ fn set_field(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<
         }
         "evictionMaxPodGracePeriod" => {
             settings.kubelet_config.soft_eviction.max_pod_grace_seconds =
-                value.as_i64().context("this is a number")?.max(0);
+                value.as_i64().context("must be a number")?.max(0);
         }
         "evictionPressureTransitionPeriod" => {
             settings.kubelet_config.pressure_transition_period = duration(&text()?)?
@@ -457,12 +478,12 @@ fn set_field(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<
             settings.kubelet_config.pull_policy.allowed = string_list(value)?;
         }
         "kubeReserved" | "systemReserved" => {
-            for (name, amount) in value.as_object().context("this is a map")? {
-                let amount = amount.as_str().with_context(|| format!("{name} is a text"))?;
+            for (name, amount) in value.as_object().context("must be a map")? {
+                let amount = amount.as_str().with_context(|| format!("{name} must be a string"))?;
                 let known = ["cpu", "memory", "ephemeral-storage", "pid"].contains(&name.as_str());
                 ensure!(known, "cannot reserve {name:?} resource");
                 let quantity =
-                    Quantity::parse(amount).map_err(|_| anyhow::anyhow!("{amount:?} is no quantity"))?;
+                    Quantity::parse(amount).map_err(|_| anyhow::anyhow!("{amount:?} is not a quantity"))?;
                 let number = if name == "cpu" { quantity.milli() } else { quantity.value() };
                 ensure!(number >= 0, "resource quantity for {name:?} cannot be negative: {amount}");
                 let part = usize::from(field == "kubeReserved");
@@ -487,26 +508,27 @@ fn set_field(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<
             config.presentation.taints.extend(taints);
         }
         "resolvConf" => settings.resolver = kubelet::ResolverConfig::from_path(&text()?),
-        // A flag only; the file has no such field.
+        // A flag without a field in the file.
         "rootDir" => settings.root = PathBuf::from(text()?),
         "seccompDefault" => {
-            settings.kubelet_config.seccomp_default = value.as_bool().context("this is true or false")?;
+            settings.kubelet_config.seccomp_default = value.as_bool().context("must be true or false")?;
         }
         "shutdownGracePeriod" | "shutdownGracePeriodCriticalPods" => {
             let seconds = duration(&text()?)?.as_secs();
             clear_default_shutdown(settings);
             let known: i64 = settings.shutdown.iter().map(|period| period.seconds).sum();
             let critical = settings.shutdown.last().map_or(0, |period| period.seconds);
-            // Either may come first; the second completes it.
+            // The two fields may come in any order; the second one completes the values.
             settings.shutdown = match field {
                 "shutdownGracePeriod" => kubelet::periods(seconds, critical),
                 _ => kubelet::periods(known.max(seconds), seconds),
             };
         }
         "shutdownGracePeriodByPodPriority" => {
-            let all = value.as_array().context("this is a list")?;
-            let number =
-                |one: &Value, name: &str| one[name].as_i64().with_context(|| format!("{name} is a number"));
+            let all = value.as_array().context("must be a list")?;
+            let number = |one: &Value, name: &str| {
+                one[name].as_i64().with_context(|| format!("{name} must be a number"))
+            };
             let parsed = all.iter().map(|one| {
                 let priority = i32::try_from(number(one, "priority")?)?;
                 Ok(kubelet::PriorityGracePeriod {
@@ -526,7 +548,7 @@ fn set_field(config: &mut Config, field: &str, value: &Value) -> anyhow::Result<
     Ok(())
 }
 
-/// Upstream's rules for it.
+/// Upstream's validation of `podLogsDir`.
 fn logs_dir(text: &str) -> anyhow::Result<PathBuf> {
     let path = PathBuf::from(text);
     ensure!(path.is_absolute(), "pod logs path {text:?} must be absolute path");
@@ -538,8 +560,8 @@ fn logs_dir(text: &str) -> anyhow::Result<PathBuf> {
 }
 
 fn string_list(value: &Value) -> anyhow::Result<Vec<String>> {
-    let all = value.as_array().context("this is a list")?.iter();
-    all.map(|one| one.as_str().map(str::to_owned).context("this is a list of texts")).collect()
+    let all = value.as_array().context("must be a list")?.iter();
+    all.map(|one| one.as_str().map(str::to_owned).context("must be a list of strings")).collect()
 }
 
 fn set_threshold(
@@ -548,10 +570,13 @@ fn set_threshold(
     threshold: &str,
 ) -> anyhow::Result<()> {
     if kubelet::OVERRIDDEN_SIGNALS.contains(&signal) {
-        tracing::warn!(signal, "the threshold of the disk that containers are on is used instead");
+        tracing::warn!(
+            signal,
+            "eviction threshold ignored: the threshold of the filesystem with the containers applies"
+        );
         return Ok(());
     }
-    let Some(amount) = limits.threshold_mut(signal) else { bail!("no such signal is looked at") };
+    let Some(amount) = limits.threshold_mut(signal) else { bail!("unknown eviction signal") };
     *amount = match threshold.strip_suffix('%') {
         Some(number) => kubelet::ThresholdValue::Percent(percent(number.trim().parse::<f64>()? as u64)?),
         None => kubelet::ThresholdValue::Number(bytes(threshold)?),
@@ -559,26 +584,26 @@ fn set_threshold(
     Ok(())
 }
 
-/// As Go writes them: `2m0s`.
+/// A duration in Go's format, such as `2m0s`.
 fn duration(text: &str) -> anyhow::Result<jiff::SignedDuration> {
     let text = if text == "0" { "0s" } else { text };
     let found: jiff::SignedDuration =
-        text.parse().map_err(|_| anyhow::anyhow!("{text:?} is no time such as 2m0s"))?;
-    ensure!(!found.is_negative(), "{text} is less than nothing");
+        text.parse().map_err(|_| anyhow::anyhow!("{text:?} is not a duration such as 2m0s"))?;
+    ensure!(!found.is_negative(), "{text} must not be negative");
     Ok(found)
 }
 
 fn percent(number: u64) -> anyhow::Result<u64> {
-    ensure!(number <= 100, "{number} is more than all");
+    ensure!(number <= 100, "{number} is not a percentage from 0 to 100");
     Ok(number)
 }
 
 fn bytes(text: &str) -> anyhow::Result<u64> {
-    let amount = Quantity::parse(text).map_err(|_| anyhow::anyhow!("{text:?} is no quantity"))?;
-    u64::try_from(amount.value()).with_context(|| format!("{text:?} is less than nothing"))
+    let amount = Quantity::parse(text).map_err(|_| anyhow::anyhow!("{text:?} is not a quantity"))?;
+    u64::try_from(amount.value()).with_context(|| format!("{text:?} must not be negative"))
 }
 
-/// The first of two fields replaces the default of both.
+/// The first of the shutdown fields clears the default of all of them.
 fn clear_default_shutdown(settings: &mut kubelet::Settings) {
     if std::mem::take(&mut settings.is_shutdown_default) {
         settings.shutdown.clear();

@@ -1,4 +1,5 @@
-//! The one program: reads flags, wires the roles together, runs until told to stop.
+//! The skiff binary: parses flags, starts the components of a command, and runs until it receives
+//! SIGTERM or SIGINT.
 
 // Before the other modules, which use its macros.
 #[macro_use]
@@ -45,12 +46,12 @@ use tracing_subscriber::prelude::*;
 
 use flags::{Command, Flags};
 
-/// Objects are trees of small allocations; see docs/adr/0005 for what this is worth.
+/// Objects are trees of small allocations. See docs/adr/0005 for the measurements.
 #[global_allocator]
 static ALLOCATOR: sys::allocator::Allocator = sys::allocator::Allocator;
 
 fn main() -> ExitCode {
-    // Before anything else: there is one such process for every pod, and it is to be small.
+    // This comes first: each pod has one such process, and it must stay small.
     let mut words = std::env::args_os().skip(1);
     if let (Some(word), Some(directory), None) = (words.next(), words.next(), words.next())
         && word == "supervise"
@@ -63,7 +64,8 @@ fn main() -> ExitCode {
     command()
 }
 
-/// Everything else. Apart from the above, whose stack would otherwise have room for all of this.
+/// All other commands. Not inlined, so that the stack frame of the supervisor does not include the
+/// space for it.
 #[inline(never)]
 fn command() -> ExitCode {
     let arguments = match config::expand_config_file(std::env::args().collect()) {

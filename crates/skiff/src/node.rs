@@ -1,4 +1,4 @@
-//! How the node of this process presents itself and where it keeps what.
+//! The configuration of this process' node: its kubelet, its runtime and the paths of its state.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
@@ -26,29 +26,29 @@ use crate::server::{create_private_dir, shutdown_signal};
 use crate::services;
 use crate::threads::runtime_builder;
 
-/// Upstream's default.
+/// The default of upstream.
 const MAX_PODS: u32 = 110;
 
-/// As the endpoint of a runtime: the host's containerd, or one started here.
+/// Value of --container-runtime-endpoint for the host's containerd, or one started by skiff.
 pub const CONTAINERD_ENDPOINT: &str = "containerd";
 
-/// Where the embedded runtime keeps pods and images.
+/// Directory of the embedded runtime's pods and images.
 pub fn runtime_dir(data_dir: &Path) -> PathBuf {
     data_dir.join("agent/runtime")
 }
 
-/// Whether this process could run pods at all; says so if not.
+/// Whether this process is able to run pods. Logs a warning if not.
 pub fn can_run_pods(flags: &NodeFlags) -> bool {
     let can_run = flags.container_runtime_endpoint.is_some() || rustix::process::geteuid().is_root();
     if !can_run {
         tracing::warn!(
-            "pods stay pending: be root, name a runtime with --container-runtime-endpoint, or say --disable-agent"
+            "pods stay pending: run as root, set --container-runtime-endpoint, or use --disable-agent"
         );
     }
     can_run
 }
 
-/// What runs this node's containers: the one that is named, else our own.
+/// The container runtime of this node: the configured endpoint, else the embedded one.
 pub async fn runtime(
     flags: &NodeFlags,
     host_ports: watch::Sender<Vec<HostPort>>,
@@ -77,7 +77,7 @@ pub async fn runtime(
     Ok(Arc::new(Remote::new(&socket)))
 }
 
-/// `skiff runtime`: pods for whoever asks over CRI, and nothing else. They stay when it ends.
+/// `skiff runtime`: the embedded runtime as a CRI server. Pods keep running after it exits.
 pub fn run_runtime(flags: &RuntimeFlags) -> anyhow::Result<()> {
     runtime_builder().build()?.block_on(async {
         create_private_dir(&flags.data_dir)?;
@@ -115,12 +115,12 @@ pub fn run_runtime(flags: &RuntimeFlags) -> anyhow::Result<()> {
     })
 }
 
-/// Where it is written which runtime other than our own the node has.
+/// The file that records the endpoint of a runtime other than the embedded one.
 fn runtime_endpoint_file(data_dir: &Path) -> PathBuf {
     data_dir.join("agent/runtime-endpoint")
 }
 
-/// Writes down which runtime this node has, for [`known_runtime`].
+/// Records which runtime this node uses, for [`recorded_runtime_endpoint`].
 fn record_runtime_endpoint(data_dir: &Path, endpoint: Option<&str>) -> anyhow::Result<()> {
     let (path, write_error) =
         (runtime_endpoint_file(data_dir), |path: &Path| format!("cannot write {}", path.display()));
@@ -132,7 +132,7 @@ fn record_runtime_endpoint(data_dir: &Path, endpoint: Option<&str>) -> anyhow::R
             _ => Ok(()),
         };
     };
-    // Whoever reads it may be somewhere else.
+    // The reader may have another working directory.
     let is_path = endpoint != CONTAINERD_ENDPOINT && !endpoint.contains("://");
     let full = is_path.then(|| std::path::absolute(endpoint)).transpose()?;
     let text = full.map_or(endpoint.to_owned(), |full| full.display().to_string());
@@ -142,8 +142,8 @@ fn record_runtime_endpoint(data_dir: &Path, endpoint: Option<&str>) -> anyhow::R
     std::fs::rename(&temporary, &path).with_context(|| write_error(&path))
 }
 
-/// The runtime that the node with this directory has, or had when it last ran: a socket or `containerd`, or `None` for
-/// our own.
+/// The runtime of the node with this data directory when it last ran: a socket or `containerd`, or
+/// `None` for the embedded one.
 pub fn recorded_runtime_endpoint(data_dir: &Path) -> anyhow::Result<Option<String>> {
     let path = runtime_endpoint_file(data_dir);
     match std::fs::read_to_string(&path) {
@@ -153,12 +153,14 @@ pub fn recorded_runtime_endpoint(data_dir: &Path) -> anyhow::Result<Option<Strin
     }
 }
 
-/// Lets `crictl` and the like speak to the runtime of our own, which costs nothing while nobody does.
+/// Serves the embedded runtime over CRI for `crictl` and similar tools. It costs nothing while unused.
 fn serve_cri(own: &Embedded, data_dir: &Path, mut shutdown: watch::Receiver<bool>) {
     let socket = data_dir.join("agent/cri.sock");
     let listener = match runtime::embedded::listen(&socket) {
         Ok(listener) => listener,
-        Err(error) => return tracing::warn!(%error, socket = %socket.display(), "no CRI socket"),
+        Err(error) => {
+            return tracing::warn!(%error, socket = %socket.display(), "cannot listen on the CRI socket");
+        }
     };
     let own = own.clone();
     tokio::spawn(async move {
@@ -169,19 +171,20 @@ fn serve_cri(own: &Embedded, data_dir: &Path, mut shutdown: watch::Receiver<bool
     });
 }
 
-/// The embedded runtime's own settings.
+/// The configuration of the embedded runtime.
 pub fn embedded_config(
     data_dir: &Path,
     cni: Cni,
     registries: &RegistryFlags,
 ) -> anyhow::Result<runtime::embedded::Config> {
-    // Supervisors are somewhere else when they look for it.
-    let data_dir = std::path::absolute(data_dir).context("no absolute path for the data directory")?;
+    // Supervisors have another working directory.
+    let data_dir =
+        std::path::absolute(data_dir).context("cannot determine the absolute path of the data directory")?;
     Ok(runtime::embedded::Config {
         root: runtime_dir(&data_dir),
         program: "/proc/self/exe".into(),
         bridge: kubelet::network::BRIDGE.to_owned(),
-        // Until the node is given its own.
+        // Set by the kubelet when the node has its pod CIDRs.
         ranges: Vec::new(),
         cni,
         registries: registries.file(&data_dir),
@@ -191,13 +194,13 @@ pub fn embedded_config(
     })
 }
 
-/// What the node's API needs besides a place to listen.
+/// TLS credentials of the kubelet API.
 pub struct ServingCredentials {
     pub serving: Arc<pki::ServingCertificate>,
     pub authority: pki::ClientAuthority,
 }
 
-/// This node's name.
+/// The name of this node.
 pub fn name(flags: &NodeFlags) -> String {
     match &flags.node_name {
         Some(name) => name.clone(),
@@ -205,7 +208,7 @@ pub fn name(flags: &NodeFlags) -> String {
     }
 }
 
-/// The addresses of this node as they were given: the first, and one of the other family.
+/// The addresses from --node-ip: the first one, and one of the other IP family.
 pub fn node_ips(flags: &NodeFlags) -> anyhow::Result<(Option<IpAddr>, Option<IpAddr>)> {
     match flags.node_ip[..] {
         [] => Ok((None, None)),
@@ -226,8 +229,8 @@ pub fn config(
     let listener = address::listen(bind)?;
     let port = listener.local_addr()?.port();
     let pods = pods_dir(&flags.data_dir);
-    std::fs::create_dir_all(&pods).with_context(|| format!("cannot make {}", pods.display()))?;
-    // As it is and not by the links that lead there: the kernel tells of mounts by that.
+    std::fs::create_dir_all(&pods).with_context(|| format!("cannot create {}", pods.display()))?;
+    // Resolves symlinks, because the kernel lists mounts by their real paths.
     let pods = std::fs::canonicalize(&pods).with_context(|| format!("cannot find {}", pods.display()))?;
     let taints = flags.node_taint.iter().map(|(key, value, effect)| kubelet::Taint {
         key: key.clone(),
@@ -270,7 +273,7 @@ pub fn config(
         object_manager: None,
         host_shutdown: kubelet::HostShutdown::default(),
     };
-    // Who names it twice means the last.
+    // If a flag is given twice, the last value applies, so --resolv-conf comes first.
     let resolv_conf = flags.resolv_conf.iter().map(|path| format!("resolv-conf={}", path.display()));
     let mut arguments: Vec<String> = resolv_conf.chain(flags.kubelet_arg.iter().cloned()).collect();
     for (name, path) in [
@@ -283,13 +286,13 @@ pub fn config(
     let kubelet::PodLogs { own, dir, .. } = &config.settings.logs;
     for dir in [own, dir] {
         let created = std::fs::DirBuilder::new().recursive(true).mode(0o750).create(dir);
-        created.with_context(|| format!("cannot make {}", dir.display()))?;
+        created.with_context(|| format!("cannot create {}", dir.display()))?;
     }
     [&config.settings.pods, dir].into_iter().for_each(|dir| sys::trees::set_topdir_flag(dir));
     Ok(config)
 }
 
-/// Records what this node is about to change on its host, for `skiff reset`.
+/// Records the state of the host that this node is about to change, for `skiff reset`.
 fn record_host_state(data_dir: &Path) {
     const SYSCTLS: [&str; 4] = [
         "net/ipv4/ip_forward",
@@ -298,19 +301,20 @@ fn record_host_state(data_dir: &Path) {
         "net/bridge/bridge-nf-call-ip6tables",
     ];
     let root = kubelet_root(data_dir);
-    // In the data directory nothing needs to be recorded, it is removed as a whole.
+    // Directories inside the data directory need no record: they are removed with it.
     let outside = Some(&*root).filter(|root| !root.starts_with(data_dir));
     if let Err(error) = host_state::record(data_dir, &SYSCTLS, outside) {
         tracing::warn!(error = format!("{error:#}"), "skiff reset will not restore sysctls of this host");
     }
 }
 
-/// Where a node keeps what its pods have on disk.
+/// Directory of the pods' volumes and other files.
 pub fn pods_dir(data_dir: &Path) -> PathBuf {
     data_dir.join("agent/pods")
 }
 
-/// Where logs of pods are: where everybody looks for them, unless this is one of several nodes on this host.
+/// The log directories: the standard ones with the default data directory, else directories in the data
+/// directory, so that several nodes can run on one host.
 pub fn logs(data_dir: &Path) -> kubelet::PodLogs {
     let own = std::path::absolute(data_dir).unwrap_or_else(|_| data_dir.to_owned()).join("agent/logs");
     match data_dir == Path::new(crate::flags::DATA_DIR) {
@@ -321,8 +325,8 @@ pub fn logs(data_dir: &Path) -> kubelet::PodLogs {
     }
 }
 
-/// Where storage drivers and their volumes are: where everybody expects them, unless this is one of several nodes on
-/// this host.
+/// The root directory of the kubelet for CSI drivers and volumes: the standard one with the default
+/// data directory, else a directory in the data directory.
 pub fn kubelet_root(data_dir: &Path) -> PathBuf {
     match data_dir == Path::new(crate::flags::DATA_DIR) {
         true => PathBuf::from("/var/lib/kubelet"),
@@ -330,13 +334,13 @@ pub fn kubelet_root(data_dir: &Path) -> PathBuf {
     }
 }
 
-/// The memory of this machine in bytes.
+/// The total memory of this host in bytes.
 fn memory() -> anyhow::Result<i64> {
     let text = std::fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let total_kib =
         line.and_then(|line| line.split_whitespace().next()).and_then(|number| number.parse::<i64>().ok());
-    Ok(total_kib.context("/proc/meminfo does not say how much memory there is")? * 1024)
+    Ok(total_kib.context("/proc/meminfo has no MemTotal")? * 1024)
 }
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Names on this node: where they are asked, who is told of that, and how a node that stops leaves them to others.
+//! DNS on this node: listens on the node's address, publishes that address as an endpoint of the DNS
+//! Service, and removes it before the node stops.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -20,24 +21,25 @@ use crate::flags::NodeFlags;
 use crate::node;
 use crate::services::parse_networks;
 
-/// How long to wait until trying again to tell where names are asked.
+/// Delay before a failed publication of the endpoint is retried.
 const PUBLISH_RETRY: Duration = Duration::from_secs(1);
-/// How long to wait until trying again to listen.
+/// Delay before `bind` is retried.
 const LISTEN_RETRY: Duration = Duration::from_secs(30);
-/// How long others may take to hear that this node stops.
+/// How long to wait at shutdown until the endpoint is removed.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long the rules of this node may take to follow.
+/// How long the proxy of this node may take to apply the change to its rules.
 const RULE_SYNC_DELAY: Duration = Duration::from_millis(200);
 
-/// Who is told where this node answers.
+/// How the endpoint of this node is published.
 pub enum EndpointPublisher {
-    /// The Service itself, by who may write endpoints.
+    /// Written to the EndpointSlice of the Service, with a client that may write endpoints.
     Service(Client),
-    /// The node's object, by the node: a server makes it an endpoint.
+    /// Written to an annotation of the Node by the node itself. The server creates the endpoint from
+    /// it.
     Node(Client),
 }
 
-/// Answering for names at the node's address, wherever that is, as an endpoint of the Service that pods ask.
+/// The DNS server on the node's current address, an endpoint of the DNS Service.
 pub struct NodeDns {
     ctx: Ctx,
     publisher: EndpointPublisher,
@@ -47,12 +49,12 @@ pub struct NodeDns {
     resolver: ResolverConfig,
     pods: Vec<IpNet>,
     metrics: Arc<dns::Metrics>,
-    /// Where, once that was told.
+    /// The published endpoint; `None` before that.
     endpoint: watch::Sender<Option<DnsEndpoint>>,
 }
 
 impl NodeDns {
-    /// Begins to answer; ends with the context.
+    /// Starts the DNS server. It runs until the shutdown of the context.
     pub fn start(
         ctx: &Ctx,
         publisher: EndpointPublisher,
@@ -83,7 +85,8 @@ impl NodeDns {
         self.metrics.clone()
     }
 
-    /// Until told to stop; answers must come from the address that was asked, so that another one means to begin again.
+    /// Runs until shutdown. Responses must come from the address that was queried, so the server
+    /// restarts when the address changes.
     async fn run(self: Arc<NodeDns>, mut address: AddressReceiver) {
         let mut shutdown = self.ctx.shutdown.clone();
         loop {
@@ -103,10 +106,10 @@ impl NodeDns {
     }
 
     async fn serve(&self, address: IpAddr) {
-        // Nobody is to ask before there are answers.
+        // The endpoint must not be published before the caches are complete.
         self.ctx.caches.wait_for_sync().await;
         let bound = async {
-            // Where pods ask already if this process was killed: their rules need not change then.
+            // Reuses the port of the previous process, if any: the rules of pods then need no change.
             let server = match self.previous_port() {
                 Some(port) => dns::Server::bind(SocketAddr::new(address, port)).await.ok(),
                 None => None,
@@ -121,7 +124,7 @@ impl NodeDns {
         let (server, endpoint) = match bound.await {
             Ok(bound) => bound,
             Err(error) => {
-                tracing::error!(%error, %address, "nobody answers for names: cannot listen");
+                tracing::error!(%error, %address, "the DNS server cannot listen, retrying");
                 return tokio::time::sleep(LISTEN_RETRY).await;
             }
         };
@@ -132,7 +135,7 @@ impl NodeDns {
         };
         let publish = async {
             while let Err(error) = self.publish(&endpoint).await {
-                tracing::debug!(%error, "cannot tell yet where names are asked");
+                tracing::debug!(%error, "cannot publish the DNS endpoint, retrying");
                 tokio::time::sleep(PUBLISH_RETRY).await;
             }
             self.endpoint.send_replace(Some(endpoint));
@@ -140,7 +143,7 @@ impl NodeDns {
         tokio::join!(server.run(self.ctx.clone(), config, self.metrics.clone()), publish);
     }
 
-    /// The port at which this node was asked last.
+    /// The port in the existing endpoint of this node.
     fn previous_port(&self) -> Option<u16> {
         let slices = self.slices();
         let own = slices.iter().find(|slice| nodes(slice).any(|(node, _)| node == self.node))?;
@@ -162,7 +165,8 @@ impl NodeDns {
         }
     }
 
-    /// Leaves names to other nodes before this one stops, if there are others: pods here are to ask them meanwhile.
+    /// Removes this node's endpoint before it stops, if other nodes serve DNS: pods on this node then
+    /// query those.
     pub async fn leave(&self) {
         let Some(endpoint) = self.endpoint.borrow().clone() else { return };
         if !self.ready_nodes().iter().any(|node| *node != self.node) {
@@ -181,12 +185,12 @@ impl NodeDns {
         };
         match tokio::time::timeout(LEAVE_TIMEOUT, leave).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "cannot tell that names are not to be asked here"),
-            Err(_) => tracing::debug!("nobody has heard yet that names are not to be asked here"),
+            Ok(Err(error)) => tracing::debug!(%error, "cannot remove the DNS endpoint"),
+            Err(_) => tracing::debug!("timed out waiting until the DNS endpoint is removed"),
         }
     }
 
-    /// The nodes that are asked for names.
+    /// The nodes whose DNS endpoints are ready.
     fn ready_nodes(&self) -> Vec<String> {
         let slices = self.slices();
         let ready = slices.iter().flat_map(|slice| nodes(slice)).filter(|(_, ready)| *ready);
@@ -198,7 +202,7 @@ impl NodeDns {
     }
 }
 
-/// The nodes of endpoints, and whether they are ready.
+/// The nodes of the endpoints, and whether they are ready.
 fn nodes(slice: &EndpointSlice) -> impl Iterator<Item = (&str, bool)> {
     slice.endpoints.iter().flatten().filter_map(|one| {
         let ready = one.conditions.as_ref().and_then(|conditions| conditions.ready);
@@ -206,7 +210,7 @@ fn nodes(slice: &EndpointSlice) -> impl Iterator<Item = (&str, bool)> {
     })
 }
 
-/// Who knows all other names: whom this host asks, unless that is us.
+/// The upstream DNS servers: those of this host, except the cluster DNS itself.
 fn upstream(resolver: &ResolverConfig, own: &[IpAddr]) -> Vec<SocketAddr> {
     resolver
         .servers()
@@ -216,7 +220,7 @@ fn upstream(resolver: &ResolverConfig, own: &[IpAddr]) -> Vec<SocketAddr> {
         .collect()
 }
 
-/// Pods and nodes are answered, the rest of the world is not.
+/// Only pods, nodes and this host may send queries.
 fn allowed(ctx: &Ctx, pods: Vec<IpNet>, own: IpAddr) -> dns::ClientFilter {
     let nodes = ctx.caches.nodes().clone();
     Arc::new(move |address| {

@@ -1,10 +1,10 @@
-//! Standard output of the commands. The macros replace those of the standard library, which panic when the reader is gone
-//! (`skiff check | head -1`).
+//! Standard output of the commands. These macros replace those of the standard library, which panic if
+//! the reader has closed the pipe (`skiff check | head -1`).
 
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write as _};
 
-/// What a shell reports for a program that SIGPIPE has ended.
+/// The exit status that a shell reports for a process that SIGPIPE has killed.
 const SIGPIPE_STATUS: i32 = 128 + 13;
 
 macro_rules! print {
@@ -15,7 +15,8 @@ macro_rules! println {
     ($($argument:tt)*) => { print!("{}\n", format_args!($($argument)*)) };
 }
 
-/// Writes to standard output. Output that cannot be written ends the program: the rest would be lost, too.
+/// Writes to standard output. Exits if that fails, because the rest of the output would be lost as
+/// well.
 pub fn write(text: Arguments<'_>) {
     let Err(error) = std::io::stdout().lock().write_fmt(text) else { return };
     if error.kind() == ErrorKind::BrokenPipe {

@@ -1,8 +1,8 @@
-//! Lets pods reach a server that listens on a loopback address only.
+//! Makes a server that listens only on a loopback address reachable for pods.
 //!
-//! The `kubernetes` Service leads to the node's address, where such a server would not answer. So it listens there as
-//! well, but serves only pods of the cluster and this machine itself: connections from elsewhere are closed before
-//! anything is read.
+//! The endpoint of the `kubernetes` Service is the node's address, where such a server does not listen.
+//! It therefore listens there as well, but accepts only connections from pods and from this host. Other
+//! connections are closed before anything is read.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -14,12 +14,12 @@ use tokio::sync::mpsc;
 
 use crate::address::AddressReceiver;
 
-/// Until a port that is in use is tried again.
+/// Delay before a port in use is tried again.
 const LISTEN_RETRY: Duration = Duration::from_secs(10);
-/// Connections that wait until the server takes them.
+/// Accepted connections that may wait for the server.
 const BACKLOG: usize = 64;
 
-/// Listens at the node's address for as long as the server takes connections.
+/// Listens on the node's address until the server drops the receiver.
 pub fn listen(address: AddressReceiver, port: u16, pods: Vec<IpNet>) -> mpsc::Receiver<AcceptedConnection> {
     let (sender, accepted) = mpsc::channel(BACKLOG);
     tokio::spawn(async move {
@@ -28,7 +28,7 @@ pub fn listen(address: AddressReceiver, port: u16, pods: Vec<IpNet>) -> mpsc::Re
             let at = *changes.borrow_and_update();
             tokio::select! {
                 () = serve(at, port, &pods, &sender) => {}
-                // An address that cannot change has nobody to tell of changes.
+                // `changed` fails if the address is fixed; the branch is then disabled.
                 Ok(()) = changes.changed() => {}
                 () = sender.closed() => return,
             }
@@ -42,7 +42,7 @@ async fn serve(at: Option<IpAddr>, port: u16, pods: &[IpNet], sender: &mpsc::Sen
     let listener = match TcpListener::bind((at, port)).await {
         Ok(listener) => listener,
         Err(error) => {
-            tracing::warn!(%error, address = %at, port, "pods cannot reach the API server, trying again");
+            tracing::warn!(%error, address = %at, port, "pods cannot reach the API server, retrying");
             return tokio::time::sleep(LISTEN_RETRY).await;
         }
     };
@@ -63,7 +63,7 @@ async fn serve(at: Option<IpAddr>, port: u16, pods: &[IpNet], sender: &mpsc::Sen
     }
 }
 
-/// Whether a connection to the node's address comes from a pod, or from this machine, such as from a pod in its network.
+/// Whether a connection comes from a pod or from this host, which includes pods with `hostNetwork`.
 fn is_allowed(peer: SocketAddr, at: IpAddr, pods: &[IpNet]) -> bool {
     let peer = peer.ip().to_canonical();
     peer == at || peer.is_loopback() || pods.iter().any(|net| net.contains(peer))

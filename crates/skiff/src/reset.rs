@@ -1,4 +1,5 @@
-//! `skiff reset`: removes what skiff has made on this host. Goes on after a failure and reports all of them.
+//! `skiff reset`: removes everything that skiff created on this host. Continues after failures and
+//! reports all of them.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -17,11 +18,11 @@ use crate::flags::{RegistryFlags, ResetFlags};
 use crate::{host_state, node, services, stop};
 
 const POD_UID_LABEL: &str = "io.kubernetes.pod.uid";
-/// How long processes may take to leave a cgroup, and others a disk.
+/// How long to retry while processes leave a cgroup or other users release a disk.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(10);
 const REMOVE_RETRY: Duration = Duration::from_millis(50);
 
-/// What went wrong, and that it did.
+/// Collects the errors of steps that do not stop the whole operation.
 #[derive(Default)]
 pub struct Failures(Vec<String>);
 
@@ -37,13 +38,10 @@ impl Failures {
 }
 
 pub fn run(flags: &ResetFlags) -> anyhow::Result<()> {
-    anyhow::ensure!(rustix::process::geteuid().is_root(), "only root can remove what root has made");
-    // The network is one for all of them.
+    anyhow::ensure!(rustix::process::geteuid().is_root(), "skiff reset needs root");
+    // All nodes of this host share the network, so all of them must be stopped.
     for node in stop::running_processes(&flags.data_dir)? {
-        anyhow::ensure!(
-            flags.stop,
-            "{node} is running on this host: stop it first, or have it stopped with --stop"
-        );
+        anyhow::ensure!(flags.stop, "{node} is running on this host: stop it first, or use --stop");
         stop::stop_process(&node)?;
     }
     let lock = lock(&flags.data_dir)?;
@@ -53,7 +51,8 @@ pub fn run(flags: &ResetFlags) -> anyhow::Result<()> {
     remove_network(&mut failures);
     restore_host(&flags.data_dir, &mut failures);
     drop(lock);
-    // What could not be unmounted may be on somebody else's disk, and what a disk is let go by is written down there.
+    // If an unmount failed, the data directory may contain a mounted disk of another owner, whose data
+    // would be deleted. The records needed to detach a disk are in the data directory as well.
     if flags.yes && failures.0.is_empty() {
         failures.record(remove_dir(&flags.data_dir));
     }
@@ -61,25 +60,30 @@ pub fn run(flags: &ResetFlags) -> anyhow::Result<()> {
     match flags.yes {
         true => println!("removed everything, and all data in {}", flags.data_dir.display()),
         false => {
-            println!("removed everything but the data in {}; that goes with --yes", flags.data_dir.display())
+            println!(
+                "removed everything except the data in {}; use --yes to remove it as well",
+                flags.data_dir.display()
+            )
         }
     }
     Ok(())
 }
 
-/// Says that somebody works with a data directory, and who, for as long as the file is open.
+/// Takes the lock of a data directory, held until the file is dropped, and writes this process' PID
+/// into it. `None` if the directory does not exist.
 pub fn lock(data_dir: &Path) -> anyhow::Result<Option<File>> {
     let Some(mut file) = open_lock(data_dir)? else { return Ok(None) };
     let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
-    locked.with_context(|| format!("another skiff works with {}", data_dir.display()))?;
-    // A full disk is no reason not to work.
+    locked.with_context(|| format!("another skiff uses {}", data_dir.display()))?;
+    // The PID is only informative, so a full disk is not an error.
     let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
     Ok(Some(file))
 }
 
-/// The process that works with a data directory.
+/// The process that holds the lock of a data directory.
 pub fn lock_holder(data_dir: &Path) -> Option<u32> {
     let mut file = open_lock(data_dir).ok()??;
+    // Only a failure to take the lock proves that the PID in the file is that of a live process.
     rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).err()?;
     let mut text = String::new();
     file.read_to_string(&mut text).ok()?;
@@ -95,32 +99,33 @@ fn open_lock(data_dir: &Path) -> anyhow::Result<Option<File>> {
     }
 }
 
-/// Ends the pods of a data directory, and removes their cgroups and all mounts in it.
+/// Ends the pods of a data directory and removes their cgroups and all mounts below it.
 pub async fn remove_pods(data_dir: &Path, failures: &mut Failures) {
     let mut uids: Vec<String> = Vec::new();
     if node::runtime_dir(data_dir).join("pods").exists() {
         uids.extend(end_pods(data_dir, failures).await);
     }
-    failures.record(containerd::stop_all(data_dir).await.context("cannot end containerd"));
-    // Those whose containers are gone may have left a cgroup.
+    failures.record(containerd::stop_all(data_dir).await.context("cannot stop containerd"));
+    // Pods whose containers are gone may have left a cgroup.
     let pods_dir = node::pods_dir(data_dir);
     let volumes = std::fs::read_dir(&pods_dir).into_iter().flatten().flatten();
     uids.extend(volumes.map(|entry| entry.file_name().to_string_lossy().into_owned()));
     for uid in uids.iter().filter(|uid| !uid.is_empty()) {
         let clear = async || Ok(kubelet::cgroups::remove_pod_cgroup(&pods_dir, uid)?);
-        failures.record(retry(clear).await.context("cannot remove what a pod was in"));
+        failures.record(retry(clear).await.context("cannot remove the cgroups of a pod"));
     }
-    // Fails where another node of this host has supervisors in it.
+    // Fails if another node on this host still has supervisors in the cgroup.
     let _ = Cgroups::of_host().and_then(|cgroups| cgroups.remove(runtime::embedded::SUPERVISORS_CGROUP));
     kubelet::cgroups::remove_qos_cgroups(&pods_dir);
     failures.record(node::logs(data_dir).remove_all().context("cannot remove logs of pods"));
     failures.record(sys::mounts::unmount_below(data_dir).map_err(Into::into));
     let root = node::kubelet_root(data_dir);
     let detach = async || kubelet::let_disks_go(&root, &pods_dir).await.map_err(anyhow::Error::msg);
-    failures.record(retry(detach).await.context("cannot let a disk go"));
+    failures.record(retry(detach).await.context("cannot detach a disk"));
 }
 
-/// Ends and removes all pods of the embedded runtime, and returns their uids. One that resists does not keep the others.
+/// Ends and removes all pods of the embedded runtime and returns their UIDs. A failure of one pod does
+/// not affect the others.
 async fn end_pods(data_dir: &Path, failures: &mut Failures) -> Vec<String> {
     let open = async { anyhow::Ok(runtime::Embedded::open(runtime_config(data_dir)?).await?) };
     let Some(runtime) = failures.record(open.await.context("cannot open the container runtime")) else {
@@ -140,7 +145,7 @@ async fn end_pods(data_dir: &Path, failures: &mut Failures) -> Vec<String> {
     sandboxes.into_iter().filter_map(|mut sandbox| sandbox.labels.remove(POD_UID_LABEL)).collect()
 }
 
-/// The embedded runtime of a data directory, for a while in which no node runs.
+/// Configuration of the embedded runtime of a data directory whose node does not run.
 pub fn runtime_config(data_dir: &Path) -> anyhow::Result<runtime::embedded::Config> {
     let cni = runtime::embedded::Cni {
         conf_dir: "/etc/cni/net.d".into(),
@@ -149,7 +154,7 @@ pub fn runtime_config(data_dir: &Path) -> anyhow::Result<runtime::embedded::Conf
     node::embedded_config(data_dir, cni, &RegistryFlags::default())
 }
 
-/// Restores what the node has changed on its host.
+/// Restores the host state that the node has changed.
 fn restore_host(data_dir: &Path, failures: &mut Failures) {
     for error in host_state::restore(data_dir) {
         failures.record::<()>(Err(error));
@@ -158,7 +163,7 @@ fn restore_host(data_dir: &Path, failures: &mut Failures) {
     failures.record(removed.context("cannot remove the AppArmor profile of skiff"));
 }
 
-/// Tries again for a while: what has ended may be on its way out.
+/// Retries for a while, because processes that were killed may not have exited yet.
 async fn retry(attempt: impl AsyncFn() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let started = tokio::time::Instant::now();
     loop {
@@ -169,7 +174,7 @@ async fn retry(attempt: impl AsyncFn() -> anyhow::Result<()>) -> anyhow::Result<
     }
 }
 
-/// Removes links, routes and rules of this network namespace.
+/// Removes links, routes and nftables rules of this network namespace.
 fn remove_network(failures: &mut Failures) {
     failures.record(services::remove_rules());
     failures.record(proxy::routes::remove_all().context("cannot remove routes"));
@@ -187,8 +192,8 @@ fn remove_network(failures: &mut Failures) {
     failures.record(links().context("cannot remove links"));
 }
 
-/// Removes a directory and all in it. Of one behind a link, or with a disk of its own, only what is in it: the rest is its
-/// administrator's.
+/// Removes a directory with its content. If it is a symlink or a mount point, only the content is
+/// removed: the link or mount belongs to the administrator.
 pub fn remove_dir(path: &Path) -> anyhow::Result<()> {
     use std::io::ErrorKind::{NotADirectory, NotFound, ResourceBusy};
     let delete_all = || -> std::io::Result<()> {
@@ -223,7 +228,7 @@ mod tests {
         let guard = lock(dir.path()).unwrap();
         assert_eq!(lock_holder(dir.path()), Some(std::process::id()));
         let error = lock(dir.path()).unwrap_err().to_string();
-        assert!(error.starts_with("another skiff works with"), "{error}");
+        assert!(error.starts_with("another skiff uses"), "{error}");
         drop(guard);
         assert!(lock(dir.path()).unwrap().is_some());
         assert!(lock(&dir.path().join("none")).unwrap().is_none());

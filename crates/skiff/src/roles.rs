@@ -1,5 +1,5 @@
-//! Roles that run apart from the API server, by a kubeconfig: `skiff controller-manager`, `skiff scheduler`,
-//! `skiff proxy`, `skiff simulate`.
+//! Components that run separately from the API server, with a kubeconfig: `skiff controller-manager`,
+//! `skiff scheduler`, `skiff proxy`, `skiff simulate`.
 
 use std::fmt::Write as _;
 use std::future::Future;
@@ -34,7 +34,7 @@ pub fn controller_manager(flags: &ControllerManagerFlags) -> anyhow::Result<()> 
     let enabled = controllers::EnabledControllers::parse(&flags.controllers)?;
     let settings = settings(flags)?;
     run_component(&flags.kubeconfig, CONTROLLER_MANAGER, async |ctx| {
-        // Unless told otherwise, pods know the API server as this process does.
+        // By default, pods get the CA that this process verifies the API server with.
         let root_ca = if settings.root_ca.is_empty() { &ctx.settings.root_ca } else { &settings.root_ca };
         let settings = Settings { root_ca: root_ca.clone(), ..settings };
         let ctx = ctx.with_settings(settings);
@@ -66,7 +66,7 @@ pub fn controller_manager(flags: &ControllerManagerFlags) -> anyhow::Result<()> 
             controllers::run(ctx.clone(), enabled).await;
         };
         let lost = reconcile::lead(&election, shutdown, work).await;
-        // Whoever has lost the lease must not write any more, not even by accident.
+        // Work in flight must not write after the lease is lost, so the process exits, as in upstream.
         anyhow::ensure!(!lost, "lost the lease {CONTROLLER_MANAGER}");
         Ok(())
     })
@@ -109,7 +109,7 @@ pub fn scheduler(flags: &SchedulerFlags) -> anyhow::Result<()> {
     })
 }
 
-/// Counts, under upstream's name, whether this one is the one that works.
+/// Registers upstream's metric for whether this instance is the leader.
 fn register_leader_metric(ctx: &Ctx, name: &'static str) -> Arc<AtomicBool> {
     let is_leader = Arc::new(AtomicBool::new(false));
     let leader_status = is_leader.clone();
@@ -121,7 +121,7 @@ fn register_leader_metric(ctx: &Ctx, name: &'static str) -> Arc<AtomicBool> {
     is_leader
 }
 
-/// What the flags tell the controllers of the cluster.
+/// The controllers' settings from the flags.
 fn settings(flags: &ControllerManagerFlags) -> anyhow::Result<Settings> {
     let read = |path: &PathBuf| {
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
@@ -140,7 +140,7 @@ fn settings(flags: &ControllerManagerFlags) -> anyhow::Result<Settings> {
     })
 }
 
-/// The authorities behind signers: their own, or the one for all.
+/// The CA of each signer: its own, or the common one.
 fn signers(flags: &SigningFlags) -> anyhow::Result<Signers> {
     let all = (&flags.cluster_signing_cert_file, &flags.cluster_signing_key_file);
     let rows = [
@@ -176,7 +176,7 @@ fn signers(flags: &SigningFlags) -> anyhow::Result<Signers> {
     Ok(signers)
 }
 
-/// The scheduler's configuration: a file's, or the default.
+/// The scheduler's configuration: from a file, or the default.
 pub fn scheduler_config(path: Option<&Path>) -> anyhow::Result<scheduler::config::Config> {
     let Some(path) = path else { return Ok(scheduler::config::Config::with_defaults()) };
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -206,7 +206,7 @@ pub fn simulate(flags: &SimulateFlags) -> anyhow::Result<()> {
     })
 }
 
-/// Runs one role against the API server of a kubeconfig until told to stop.
+/// Runs one component against the API server of a kubeconfig until SIGTERM or SIGINT.
 fn run_component<Work: Future<Output = anyhow::Result<()>>>(
     kubeconfig: &Path,
     agent: &'static str,

@@ -1,8 +1,9 @@
-//! Which skiff nodes run in this network namespace.
+//! Finds the skiff nodes that run in this network namespace.
 //!
-//! Each listens on an abstract Unix socket that is named after its process, and answers with what it is. The kernel keeps
-//! such names per network namespace and drops them with the process: unlike a file, one is never stale, and nodes of
-//! other namespaces (`skiff dev`) are not seen. Read [`register`] and [`nodes`].
+//! Each node listens on an abstract Unix socket that is named after its PID, and responds with its role
+//! and data directory. The kernel keeps abstract names per network namespace and removes them with the
+//! process: unlike a file, a name is never stale, and nodes in other namespaces (`skiff dev`) are not
+//! found. Start at [`register`] and [`nodes`].
 
 use std::collections::BTreeSet;
 use std::io::{self, Read as _};
@@ -16,17 +17,17 @@ use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt as _;
 
 const SOCKET_PREFIX: &str = "skiff-node-";
-/// A node that is busy answers later, one that is stopped never.
+/// A busy node responds late, a stopped process never.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_ANSWER_BYTES: u64 = 16 << 10;
 
-/// A skiff that manages pods or Services of this network namespace.
+/// A skiff process that manages pods or Services of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunningNode {
     pub pid: u32,
     /// The command, such as `server`.
     pub role: String,
-    /// `None` where there is none, or where the node does not answer.
+    /// `None` if the node has none or does not respond.
     pub data_dir: Option<PathBuf>,
 }
 
@@ -40,7 +41,7 @@ impl std::fmt::Display for RunningNode {
     }
 }
 
-/// Lets others find this process as long as it runs. Needs an async runtime.
+/// Makes this process discoverable while it runs. Requires an async runtime.
 pub fn register(role: &'static str, data_dir: Option<&Path>) {
     let listen = || -> io::Result<tokio::net::UnixListener> {
         let name = format!("{SOCKET_PREFIX}{}", std::process::id());
@@ -67,7 +68,7 @@ pub fn register(role: &'static str, data_dir: Option<&Path>) {
     });
 }
 
-/// The nodes that run here, apart from this process.
+/// The nodes that run in this network namespace, except this process.
 pub fn nodes() -> anyhow::Result<Vec<RunningNode>> {
     const SOCKETS: &str = "/proc/self/net/unix";
     let sockets = std::fs::read_to_string(SOCKETS).with_context(|| format!("cannot read {SOCKETS}"))?;
@@ -78,7 +79,8 @@ pub fn nodes() -> anyhow::Result<Vec<RunningNode>> {
         .collect())
 }
 
-/// The names of the sockets of nodes; connections have the name of the socket that accepted them.
+/// Names of the nodes' sockets. An accepted connection has the same name as its listener, hence the
+/// set.
 fn socket_names(sockets: &str) -> BTreeSet<&str> {
     let last = sockets.lines().filter_map(|line| line.split_whitespace().last()?.strip_prefix('@'));
     last.filter(|name| name.starts_with(SOCKET_PREFIX)).collect()
@@ -87,7 +89,7 @@ fn socket_names(sockets: &str) -> BTreeSet<&str> {
 fn query_node(name: &str) -> Option<RunningNode> {
     let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).ok()?).ok()?;
     let credentials = rustix::net::sockopt::socket_peercred(&stream).ok()?;
-    // Anyone may listen under such a name; only root manages a node.
+    // Any user may bind such a name, so only sockets of root and of the current user count.
     if !credentials.uid.is_root() && credentials.uid != rustix::process::geteuid() {
         return None;
     }

@@ -1,7 +1,8 @@
-//! What a role that runs apart serves: its health, its metrics and how it is set up.
+//! The HTTPS server of a standalone component: health, metrics and its configuration.
 //!
-//! Health is for everybody. For the rest the API server says who asks (client certificates by the authority it
-//! publishes, tokens by TokenReview) and whether they may (SubjectAccessReview), as upstream's components let it.
+//! Health is public. Other paths require authentication (client certificates of the CA that the API
+//! server publishes, or tokens by TokenReview) and authorization by SubjectAccessReview, as in
+//! upstream's components.
 
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
@@ -33,26 +34,26 @@ use tokio_rustls::TlsAcceptor;
 use crate::flags::SecureServingFlags;
 
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// To send a request's headers, the pause before them included.
+/// Time to receive a request's headers, including the idle time before.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 const MAX_CONNECTIONS: usize = 256;
 const CERTIFICATE_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
-/// How long it is believed who vouches for clients.
+/// How long the client CA is cached.
 const AUTHORITY_CACHE_TTL: Duration = Duration::from_secs(60);
-/// Paths for everybody.
+/// Paths without authentication.
 const PUBLIC_PATHS: [&str; 3] = ["/healthz", "/livez", "/readyz"];
 
-/// What is served, and what it takes to judge who may see it.
+/// The server's state: what it serves, and how it authorizes requests.
 pub struct SecureServer {
     ctx: Ctx,
-    /// Named as upstream names the group of the configuration.
+    /// The configuration and its API group as in upstream's `/configz`.
     config: (&'static str, Value),
     reviews: ReviewClient,
     client_ca: Option<PathBuf>,
     authority: Mutex<Option<(Instant, Option<ClientAuthority>)>>,
 }
 
-/// Begins to serve, if the flags say so.
+/// Starts the server, unless the port is 0.
 pub async fn start(
     flags: &SecureServingFlags,
     port: u16,
@@ -80,7 +81,7 @@ pub async fn start(
     Ok(())
 }
 
-/// The certificate of the flags, or one that vouches for itself.
+/// The certificate of the flags, or a self-signed one.
 fn certificate(flags: &SecureServingFlags) -> anyhow::Result<CertKeyPair> {
     let read = |path: &PathBuf| {
         std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
@@ -104,7 +105,7 @@ fn certificate(flags: &SecureServingFlags) -> anyhow::Result<CertKeyPair> {
 async fn serve(server: Arc<SecureServer>, listener: TcpListener, acceptor: TlsAcceptor) {
     let connection_limit = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        let permit = connection_limit.clone().acquire_owned().await.expect("never closed");
+        let permit = connection_limit.clone().acquire_owned().await.expect("the semaphore is never closed");
         match listener.accept().await {
             Ok((stream, _)) => {
                 let serving = connection(server.clone(), acceptor.clone(), stream);
@@ -125,7 +126,7 @@ async fn connection(server: Arc<SecureServer>, acceptor: TlsAcceptor, stream: Tc
     let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => return tracing::debug!(%error, "TLS handshake failed"),
-        Err(_) => return tracing::debug!("TLS handshake took too long"),
+        Err(_) => return tracing::debug!("TLS handshake timed out"),
     };
     let peer_certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let peer_identity = server.peer_identity(peer_certificates).await;
@@ -140,7 +141,7 @@ async fn connection(server: Arc<SecureServer>, acceptor: TlsAcceptor, stream: Tc
     }
 }
 
-/// Who a certificate is of, or that it is nobody's.
+/// Who the client's certificate authenticates.
 #[derive(Clone)]
 enum PeerIdentity {
     NoCertificate,
@@ -166,7 +167,7 @@ impl SecureServer {
         }
     }
 
-    /// Who vouches for clients: a file says, or the API server.
+    /// The CA for client certificates: from a file, or published by the API server.
     async fn authority(&self) -> Option<ClientAuthority> {
         let mut cached = self.authority.lock().await;
         if let Some((since, authority)) = &*cached
@@ -183,11 +184,11 @@ impl SecureServer {
                 pem.map(Option::unwrap_or_default).map_err(|error| error.to_string())
             }
         };
-        let authority = pem.and_then(|pem| {
-            ClientAuthority::new(&pem, "the authority for clients").map_err(|error| error.to_string())
+        let authority = pem
+            .and_then(|pem| ClientAuthority::new(&pem, "the client CA").map_err(|error| error.to_string()));
+        let authority = authority.inspect_err(|error| {
+            tracing::warn!(error, "cannot load the client CA, client certificates are rejected")
         });
-        let authority =
-            authority.inspect_err(|error| tracing::warn!(error, "cannot tell clients by certificates"));
         let authority = authority.ok();
         *cached = Some((Instant::now(), authority.clone()));
         authority
@@ -244,7 +245,7 @@ impl SecureServer {
                 Ok(Some(user)) => user,
                 Ok(None) => return Err(unauthorized()),
                 Err(error) => {
-                    tracing::warn!(%error, "cannot ask whose token it is");
+                    tracing::warn!(%error, "TokenReview failed");
                     return Err(unauthorized());
                 }
             },
@@ -259,8 +260,8 @@ impl SecureServer {
             Ok(true) => return Ok(()),
             Ok(false) => format!("forbidden: User {:?} cannot {verb} path {path:?}", user.name),
             Err(error) => {
-                tracing::warn!(%error, "cannot ask who may ask");
-                let message = "Internal Server Error: it cannot be asked who may".to_owned();
+                tracing::warn!(%error, "SubjectAccessReview failed");
+                let message = "Internal Server Error: SubjectAccessReview failed".to_owned();
                 return Err(error_response(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message));
             }
         };

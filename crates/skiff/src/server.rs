@@ -1,4 +1,5 @@
-//! `skiff server`: certificates, store and API server, and the administrator's kubeconfig.
+//! `skiff server`: starts the store, the API server, the controllers, the scheduler and the node of
+//! this process, and writes the administrator's kubeconfig.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -34,23 +35,25 @@ use crate::services;
 use crate::stop;
 use crate::threads::runtime_builder;
 
-/// After how many steps of its tasks a busy thread looks for requests that have come. A step of a long list takes 50 µs,
-/// and by default a new request would wait for 61 of them.
+/// How many tasks a busy worker thread runs before it polls for I/O. One step of a large list takes 50
+/// µs, and with tokio's default a new request would wait for 61 of these.
 const EVENT_INTERVAL: u32 = 8;
-/// What ending pods before a shutdown may take beyond their grace periods.
+/// Time to end pods at a shutdown of the host, in addition to their grace periods.
 const POD_SHUTDOWN_BUFFER: Duration = Duration::from_secs(5);
-/// The longest whatever is configured: systemd kills a service that takes more than 90 seconds by default.
+/// Upper limit for any configuration: by default systemd kills a service that takes longer than 90
+/// seconds to stop.
 const MAX_POD_SHUTDOWN: Duration = Duration::from_secs(80);
 
 pub fn run(flags: ServerFlags) -> anyhow::Result<()> {
     let threads = runtime_builder().event_interval(EVENT_INTERVAL).build()?;
-    // By one of them: only they give back memory.
+    // Runs on a worker thread: the main thread does not return memory when it is idle
+    // (`on_thread_park`).
     threads.block_on(async { tokio::spawn(serve(flags)).await? })
 }
 
 async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     let bind = SocketAddr::new(flags.bind_address, flags.https_listen_port);
-    // First of all: a port in use is the most likely mistake.
+    // Binds first: a port in use is the most likely mistake.
     let listener = address::listen(bind)?;
     let listen = listener.local_addr()?;
     create_private_dir(&flags.node.data_dir)?;
@@ -142,7 +145,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         let ctx = Ctx { client: user, ..ctx.clone() };
         tokio::spawn(async move {
             if let Err(error) = scheduler::run::run(ctx, config, &[]).await {
-                tracing::error!(error = &error as &dyn std::error::Error, "the scheduler cannot run");
+                tracing::error!(error = &error as &dyn std::error::Error, "the scheduler failed");
             }
         });
     }
@@ -181,7 +184,9 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
         tokio::spawn(async move {
             match node::runtime(&flags, ports, ctx.shutdown.clone()).await {
                 Ok(runtime) => kubelet::run(ctx, runtime, config).await,
-                Err(error) => tracing::error!("pods stay pending: {error:#}"),
+                Err(error) => {
+                    tracing::error!("the container runtime is unavailable, pods stay pending: {error:#}")
+                }
             }
         });
     }
@@ -215,7 +220,7 @@ async fn serve(flags: ServerFlags) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Says that this process ends, and what it leaves running.
+/// Logs the exit of this process and what keeps running.
 pub fn log_stopped(data_dir: &Path) {
     match stop::remaining_pods(data_dir) {
         Some(remains) => tracing::info!("stopped; {remains}"),
@@ -223,7 +228,7 @@ pub fn log_stopped(data_dir: &Path) {
     }
 }
 
-/// What a server does for nodes elsewhere although it is none itself.
+/// DNS and Ingress for the cluster's nodes, run by a server without a node of its own.
 struct RemoteNodeServices {
     ctx: Ctx,
     flags: ServerFlags,
@@ -232,7 +237,8 @@ struct RemoteNodeServices {
 }
 
 impl RemoteNodeServices {
-    /// As soon as a node has come, since without any nobody asks. Pods are reached through the tunnels of their nodes.
+    /// Starts both when the first node has connected. Pods are reached through the tunnels of their
+    /// nodes.
     async fn start_after_first_node(
         self,
         mut nodes: watch::Receiver<u64>,
@@ -246,26 +252,26 @@ impl RemoteNodeServices {
         if !services::is_disabled(&flags, "dns") {
             let publisher = EndpointPublisher::Service(Client::new(local.clone(), "dns"));
             if let Err(error) = NodeDns::start(&ctx, publisher, &flags.node, &facts, address.clone()) {
-                tracing::error!("nobody answers for names: {error:#}");
+                tracing::error!("cannot start the cluster DNS: {error:#}");
             }
         }
         if !services::is_disabled(&flags, "ingress") {
             let admin = Client::new(local, "skiff-ingress");
             if let Err(error) = services::ingress(&ctx, admin, &flags, address, dial).await {
-                tracing::error!("Ingresses are not served: {error:#}");
+                tracing::error!("cannot start the Ingress controller: {error:#}");
             }
         }
     }
 }
 
-/// Where volumes of the built-in storage class are kept; nowhere, if there is to be no such class.
+/// Directory of the built-in StorageClass' volumes; empty if that is disabled.
 fn local_storage(flags: &ServerFlags) -> anyhow::Result<String> {
     if flags.disable.iter().any(|part| part == "local-storage") {
         return Ok(String::new());
     }
     let path =
         flags.default_local_storage_path.clone().unwrap_or_else(|| flags.node.data_dir.join("storage"));
-    // Nodes need to find it, wherever they were started from.
+    // Nodes use this path with other working directories.
     let path =
         std::path::absolute(&path).with_context(|| format!("no absolute path for {}", path.display()))?;
     path.into_os_string().into_string().map_err(|path| anyhow::anyhow!("{} is not UTF-8", path.display()))
@@ -278,10 +284,10 @@ fn cloud(flags: &ServerFlags) -> anyhow::Result<CloudHandle> {
     Ok(CloudHandle(Some(Arc::new(NodeBalancer::with_pool(&flags.servicelb_pool)?))))
 }
 
-/// Makes the built-in storage class; one that is there may have been changed and is left as it is.
+/// Creates the built-in StorageClass. An existing one may have been changed and is kept.
 async fn ensure_storage_class(client: &Client) -> anyhow::Result<()> {
     match client.create(&controllers::local_storage::default_storage_class()).await {
-        Err(error) if !error.is_already_exists() => Err(error).context("cannot make the storage class"),
+        Err(error) if !error.is_already_exists() => Err(error).context("cannot create the StorageClass"),
         _ => Ok(()),
     }
 }
@@ -299,7 +305,7 @@ async fn open_store(flags: &ServerFlags) -> anyhow::Result<Arc<dyn Store>> {
     ))
 }
 
-/// What `https` endpoints need.
+/// TLS settings for `https` endpoints of etcd.
 fn etcd_tls(flags: &ServerFlags) -> anyhow::Result<Option<store::etcd::Tls>> {
     let read =
         |path: &PathBuf| std::fs::read(path).with_context(|| format!("cannot read {}", path.display()));
@@ -316,7 +322,7 @@ fn etcd_tls(flags: &ServerFlags) -> anyhow::Result<Option<store::etcd::Tls>> {
     Ok(Some(store::etcd::Tls { ca: read(ca)?, identity }))
 }
 
-/// Copies a stopped server's data into one file.
+/// Writes the data of a stopped server to a file.
 pub fn backup(flags: &BackupFlags) -> anyhow::Result<()> {
     let store = LogStore::open(&flags.data_dir.join("store"), store::log::Config::default())?;
     store.backup(&flags.file).with_context(|| format!("cannot write {}", flags.file.display()))?;
@@ -324,7 +330,7 @@ pub fn backup(flags: &BackupFlags) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Fills an empty data directory from a backup.
+/// Restores a backup into an empty data directory.
 pub fn restore(flags: &BackupFlags) -> anyhow::Result<()> {
     create_private_dir(&flags.data_dir)?;
     store::log::restore(&flags.file, &flags.data_dir.join("store"))?;
@@ -335,15 +341,15 @@ pub fn restore(flags: &BackupFlags) -> anyhow::Result<()> {
 pub fn create_private_dir(path: &Path) -> anyhow::Result<()> {
     use std::os::unix::fs::DirBuilderExt as _;
     let created = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
-    created.with_context(|| format!("cannot make {}", path.display()))
+    created.with_context(|| format!("cannot create {}", path.display()))
 }
 
-/// An address that others could use as it is.
+/// The address, if other hosts may be able to reach it.
 pub fn external_address(ip: IpAddr) -> Option<IpAddr> {
     (!ip.is_unspecified() && !ip.is_loopback()).then_some(ip)
 }
 
-/// The address for clients on this machine.
+/// The server's address for clients on this host.
 fn local_client_address(bind: IpAddr) -> IpAddr {
     match bind {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -352,12 +358,12 @@ fn local_client_address(bind: IpAddr) -> IpAddr {
     }
 }
 
-/// What is done before everything stops.
+/// Work to be done before the server stops.
 #[derive(Clone, Default)]
 pub struct ShutdownHooks {
-    /// The DNS server, which leaves the Service of its name.
+    /// The DNS server; it removes its endpoint from the Service.
     pub node_dns: Arc<OnceLock<Arc<NodeDns>>>,
-    /// The node, which ends its pods if the machine goes down, and how long that takes at most.
+    /// The node, which ends its pods if the host shuts down, and the time limit for that.
     node: Arc<OnceLock<(kubelet::HostShutdown, Duration)>>,
 }
 
@@ -373,12 +379,12 @@ impl ShutdownHooks {
     }
 
     async fn run(&self) {
-        // Pods outlive a restart of skiff, but nothing outlives the machine.
+        // Pods outlive a restart of skiff, but not a shutdown of the host.
         if let Some((node, limit)) = self.node.get()
             && init_system::is_shutting_down().await
             && tokio::time::timeout(*limit, node.terminate_pods()).await.is_err()
         {
-            tracing::warn!("pods did not end in time");
+            tracing::warn!("pods did not terminate in time");
         }
         if let Some(node_dns) = self.node_dns.get() {
             node_dns.leave().await;
@@ -386,7 +392,8 @@ impl ShutdownHooks {
     }
 }
 
-/// Waits for the signal to stop, runs the hooks and passes it on. A second signal ends the hooks, a third everything.
+/// Waits for SIGTERM or SIGINT, runs the hooks and then signals `stop`. A second signal skips the
+/// hooks, a third one exits.
 pub async fn handle_shutdown(stop: watch::Sender<bool>, hooks: ShutdownHooks) {
     shutdown_signal().await;
     tokio::select! {

@@ -1,4 +1,4 @@
-//! Services on this node: the proxy's rules, and the way in for Ingresses.
+//! Services on this node: the proxy, and the ports of the Ingress controller.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -21,16 +21,17 @@ use crate::cluster_info::ClusterInfo;
 use crate::flags::{AgentFlags, NodeFlags, ServerFlags};
 use crate::node;
 
-/// What the proxy calls itself.
+/// User agent of the proxy.
 pub const PROXY_AGENT: &str = "kube-proxy";
-/// Which address of the Services' networks names are asked at. Upstream's habit.
+/// Offset of the cluster DNS address in the Service network. 10 is the common convention.
 const DNS_ADDRESS_OFFSET: u8 = 10;
-/// How long to wait until trying again to tell that Ingresses are passed on.
+/// Delay before a failed update of the node's annotation is retried.
 const ANNOTATE_RETRY: Duration = Duration::from_secs(1);
-/// How long to wait until trying again to get a port that somebody else has.
+/// Delay before a port in use is tried again.
 const PORT_RETRY: Duration = Duration::from_secs(30);
 
-/// Services alone: no NetworkPolicies, for which one has to know all pods, no way out for pods and no ports of the machine.
+/// Configuration of the proxy for Services only: no NetworkPolicies (which need access to all pods), no
+/// masquerading of pod traffic and no host ports.
 pub fn proxy_config(node: String, pods: &[String], services: &[String]) -> anyhow::Result<proxy::Config> {
     Ok(proxy::Config {
         node,
@@ -45,7 +46,7 @@ pub fn parse_networks(cidrs: &[String]) -> anyhow::Result<Vec<IpNet>> {
     cidrs.iter().map(parse).collect()
 }
 
-/// Routes Services on this node as long as the context lasts.
+/// Starts the proxy of this node. It runs until the shutdown of the context.
 pub fn start_proxy(
     ctx: &Ctx,
     client: Client,
@@ -72,12 +73,13 @@ pub fn start_proxy(
     Ok(())
 }
 
-/// Removes the table, whether there is one or not.
+/// Removes all rules of the proxy. Succeeds if there are none.
 pub fn remove_rules() -> anyhow::Result<()> {
-    // Without the rules, pods would reach what listens on loopback addresses.
+    // `route_localnet` must be reset first: without the rules, pods could reach services on loopback
+    // addresses.
     match proxy::allow_loopback(kubelet::network::BRIDGE, false) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(error).context("cannot close the way to loopback addresses");
+            return Err(error).context("cannot disable routing of loopback addresses");
         }
         _ => {}
     }
@@ -85,7 +87,7 @@ pub fn remove_rules() -> anyhow::Result<()> {
     proxy::NetlinkFirewall::default().apply(&nft::Batch::delete_table()).context("cannot remove the rules")
 }
 
-/// Where pods ask for names: what was said, or the usual address of each network of Services.
+/// Addresses of the cluster DNS: --cluster-dns, else the tenth address of each Service network.
 pub fn dns_addresses(flags: &ServerFlags) -> anyhow::Result<Vec<IpAddr>> {
     if !flags.cluster_dns.is_empty() || is_disabled(flags, "dns") {
         return Ok(flags.cluster_dns.clone());
@@ -104,7 +106,7 @@ pub fn is_disabled(flags: &ServerFlags, part: &str) -> bool {
     flags.disable.iter().any(|name| name == part)
 }
 
-/// Serves Ingresses at the node's address, reaching pods as `dial` does. Returns what it counts.
+/// Runs the Ingress controller on the node's address; `dial` connects to pods. Returns its metrics.
 pub async fn ingress(
     ctx: &Ctx,
     admin: Client,
@@ -114,7 +116,7 @@ pub async fn ingress(
 ) -> anyhow::Result<Arc<ingress::Metrics>> {
     match admin.create(&ingress::ingress_class()).await {
         Err(error) if !error.is_already_exists() => {
-            return Err(error).context("cannot make the class of Ingresses");
+            return Err(error).context("cannot create the IngressClass");
         }
         _ => {}
     }
@@ -134,7 +136,7 @@ pub async fn ingress(
     Ok(metrics)
 }
 
-/// Passes on what comes for Ingresses to the server, and says so once there is a port for it.
+/// Relays Ingress connections to the server, and publishes that on the Node when a port is bound.
 pub fn relay_ingress(
     ctx: &Ctx,
     client: &Client,
@@ -151,7 +153,7 @@ pub fn relay_ingress(
         .filter(|(own, there)| *own != 0 && *there != 0)
         .collect();
     if ports.is_empty() {
-        // It may have done so before.
+        // Removes the annotation of an earlier run.
         tokio::spawn(publish_relay_annotation(client.clone(), node, Value::Null));
         return;
     }
@@ -166,16 +168,17 @@ pub fn relay_ingress(
     }
 }
 
-/// Marks the node as one that passes requests on, or not, as soon as there is one.
+/// Sets or removes the annotation that marks this node as an Ingress relay. Retries until the Node
+/// exists.
 async fn publish_relay_annotation(client: Client, node: String, value: Value) {
     let patch = Patch::Merge(json!({"metadata": {"annotations": {ingress::RELAY_ANNOTATION: value}}}));
     while let Err(error) = client.patch::<Node>(&Key::new("", &node), &patch).await {
-        tracing::debug!(%error, "cannot tell yet whether Ingresses are passed on");
+        tracing::debug!(%error, "cannot update the Ingress relay annotation, retrying");
         tokio::time::sleep(ANNOTATE_RETRY).await;
     }
 }
 
-/// Serves Ingresses on a port as soon as nobody else has it.
+/// Serves Ingresses on a port as soon as it is free.
 async fn serve_ingress_port(ctx: Ctx, ingress: ingress::IngressServer, node: String, port: u16, tls: bool) {
     let listener = listen_when_free(&ctx, &node, port).await;
     match tls {
@@ -184,7 +187,7 @@ async fn serve_ingress_port(ctx: Ctx, ingress: ingress::IngressServer, node: Str
     }
 }
 
-/// A port of this node, as soon as nobody else has it.
+/// Binds a port of this node; retries while it is in use.
 async fn listen_when_free(ctx: &Ctx, node: &str, port: u16) -> TcpListener {
     let mut is_reported = false;
     loop {
@@ -194,7 +197,7 @@ async fn listen_when_free(ctx: &Ctx, node: &str, port: u16) -> TcpListener {
         };
         if !std::mem::replace(&mut is_reported, true) {
             let message = format!("Ingresses are not served on port {port}: {error}");
-            tracing::warn!("{message}; trying again now and then");
+            tracing::warn!("{message}; retrying");
             let object_reference = ObjectReference {
                 kind: Some("Node".to_owned()),
                 name: Some(node.to_owned()),
@@ -212,7 +215,7 @@ async fn listen_when_free(ctx: &Ctx, node: &str, port: u16) -> TcpListener {
     }
 }
 
-/// On all addresses, of both families if there are both.
+/// Listens on all addresses, of both IP families if possible.
 async fn listen(port: u16) -> std::io::Result<TcpListener> {
     match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await {
         Ok(listener) => Ok(listener),

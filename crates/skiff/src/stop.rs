@@ -1,4 +1,4 @@
-//! `skiff stop`: ends the server or agent of a data directory, and its pods. All data stays.
+//! `skiff stop`: stops the server or agent of a data directory and ends its pods. All data is kept.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,15 +17,15 @@ use crate::{containerd, init_system, node};
 
 const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 const TERMINATION_GRACE_PERIOD: &str = "io.kubernetes.pod.terminationGracePeriod";
-/// Pods in it end after all others.
+/// Pods in this namespace end after all others.
 const SYSTEM_NAMESPACE: &str = "kube-system";
-/// Upstream's default, for pods of others.
+/// Upstream's default, for pods without a recorded grace period.
 const DEFAULT_GRACE_PERIOD: Duration = Duration::from_secs(30);
-/// A server finishes requests first.
+/// A server completes its requests first.
 const STOP_TIMEOUT_SECONDS: i64 = 60;
 
 pub fn run(flags: &StopFlags) -> anyhow::Result<()> {
-    anyhow::ensure!(rustix::process::geteuid().is_root(), "only root can stop a node");
+    anyhow::ensure!(rustix::process::geteuid().is_root(), "skiff stop needs root");
     let absolute = std::path::absolute(&flags.data_dir)?;
     let processes = running_processes(&flags.data_dir)?;
     for process in processes.iter().filter(|process| process.data_dir.as_ref() == Some(&absolute)) {
@@ -45,7 +45,8 @@ pub fn run(flags: &StopFlags) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The nodes that run in this network namespace, and the process that works with a data directory.
+/// The nodes that run in this network namespace, and the process that holds the lock of the data
+/// directory.
 pub fn running_processes(data_dir: &Path) -> anyhow::Result<Vec<RunningNode>> {
     let absolute = std::path::absolute(data_dir)?;
     let mut found = running::nodes()?;
@@ -57,9 +58,11 @@ pub fn running_processes(data_dir: &Path) -> anyhow::Result<Vec<RunningNode>> {
     Ok(found)
 }
 
-/// Ends a process, by its service if it is one, so that it is not started again; waits until it is gone.
+/// Stops a process and waits until it has exited. A systemd service is stopped by systemd, so that it
+/// is not restarted.
 pub fn stop_process(process: &RunningNode) -> anyhow::Result<()> {
     let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw).context("no such process")?;
+    // A pidfd keeps referring to this process even if it exits and its PID is reused.
     let pidfd = match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {
         Err(rustix::io::Errno::SRCH) => return Ok(()),
         pidfd => pidfd.with_context(|| format!("cannot stop {process}"))?,
@@ -80,20 +83,20 @@ pub fn stop_process(process: &RunningNode) -> anyhow::Result<()> {
     let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
     let timeout = Timespec { tv_sec: STOP_TIMEOUT_SECONDS, tv_nsec: 0 };
     let ended = rustix::event::poll(&mut fds, Some(&timeout))?;
-    anyhow::ensure!(ended > 0, "{process} does not end within {STOP_TIMEOUT_SECONDS} s");
+    anyhow::ensure!(ended > 0, "{process} did not exit within {STOP_TIMEOUT_SECONDS} s");
     Ok(())
 }
 
-/// Ends the pods of a node that does not run: first those of users, then those of the system, each within its grace
-/// period. Their records stay, and a later node starts them again.
+/// Ends the pods of a node that does not run, each within its grace period: first those of users, then
+/// those of the system. Their records stay, and the next start of the node starts them again.
 async fn end_pods(
     data_dir: &Path,
     grace: Option<Duration>,
     failures: &mut Failures,
 ) -> anyhow::Result<usize> {
     if !node::runtime_dir(data_dir).join("pods").exists() {
-        // Another runtime keeps its own.
-        failures.record(containerd::stop_all(data_dir).await.context("cannot end containerd"));
+        // With another runtime, only a containerd managed by skiff has pods to end.
+        failures.record(containerd::stop_all(data_dir).await.context("cannot stop containerd"));
         return Ok(0);
     }
     let runtime = Embedded::open(reset::runtime_config(data_dir)?).await?;
@@ -123,12 +126,12 @@ async fn end_pod(runtime: &Embedded, pod: &PodSandbox, grace: Option<Duration>) 
         let own = own.map_or(DEFAULT_GRACE_PERIOD, Duration::from_secs);
         runtime.stop_container(&container.id, grace.map_or(own, |most| own.min(most)))
     });
-    // Whatever becomes of them: the pod ends with its supervisor.
+    // Failures are ignored: stopping the sandbox ends the supervisor and all of its containers.
     join_all(stops).await;
     runtime.stop_sandbox(&pod.id).await.with_context(|| format!("cannot end the pod {}", name()))
 }
 
-/// What remains of a node that ends, for its user to know; `None` where nothing does.
+/// Describes which pods keep running after a node has stopped; `None` if there are none.
 pub fn remaining_pods(data_dir: &Path) -> Option<String> {
     let pods = runtime::embedded::count_running(&node::runtime_dir(data_dir));
     let what = if pods == 1 { "1 pod keeps".to_owned() } else { format!("{pods} pods keep") };
@@ -153,7 +156,7 @@ mod tests {
         std::fs::create_dir_all(pods.join("a")).unwrap();
         std::fs::create_dir_all(pods.join("b")).unwrap();
         assert_eq!(remaining_pods(dir.path()), None, "both have ended");
-        // A socket that nobody listens at was left by a power cut.
+        // A socket without a listener was left behind by a power cut.
         drop(std::os::unix::net::UnixListener::bind(pods.join("b/socket")).unwrap());
         assert_eq!(remaining_pods(dir.path()), None);
         let _supervisor = std::os::unix::net::UnixListener::bind(pods.join("a/socket")).unwrap();

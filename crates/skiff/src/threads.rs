@@ -1,14 +1,14 @@
-//! The threads of a process that stays.
+//! The async runtime of long-running processes.
 
 use std::time::Duration;
 
 use tokio::runtime::Builder;
 
-/// How long a thread for what takes a while waits for the next such thing. Shorter than between two looks at the disk, or
-/// one of them would stay for ever, with all the memory that it had when it was busy.
+/// How long an idle blocking thread is kept. It is shorter than the interval of the disk checks:
+/// otherwise a thread would stay forever, with all memory of its last burst.
 const BLOCKING_THREAD_KEEP_ALIVE: Duration = Duration::from_secs(2);
 
-/// As many as there are processors. When there is nothing to do they give back the memory that a busy time took.
+/// A multi-threaded runtime with one worker per CPU. Idle workers return unused memory to the system.
 pub fn runtime_builder() -> Builder {
     let mut threads = Builder::new_multi_thread();
     threads

@@ -1,5 +1,6 @@
-//! `skiff token`: further tokens by which nodes join, besides the one in the server's file `token`. Each is an object of
-//! its own in the cluster, is good for as long as was said, and can be taken away without the others noticing.
+//! `skiff token`: manages join tokens in addition to the one in the server's file `token`. Each is a
+//! bootstrap token Secret in the cluster, with its own expiration, and can be deleted without affecting
+//! the others.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -54,14 +55,14 @@ pub fn run(flags: &TokenFlags) -> anyhow::Result<()> {
     })
 }
 
-/// Makes a token; what a node needs is all of it.
+/// Creates a token and returns its complete form, which a node needs to join.
 async fn create(
     client: &Client,
     config: &Kubeconfig,
     ttl: SignedDuration,
     description: &str,
 ) -> anyhow::Result<String> {
-    let authority = std::str::from_utf8(&config.ca_pem).context("the kubeconfig's authority is no PEM")?;
+    let authority = std::str::from_utf8(&config.ca_pem).context("the CA of the kubeconfig is not PEM")?;
     let expires = match ttl.is_zero() {
         true => None,
         false => Some(Timestamp::now().checked_add(ttl).context("--ttl is too long")?),
@@ -71,12 +72,15 @@ async fn create(
         bootstrap: BootstrapToken::random()?,
     };
     let secret = join_server::token_secret(&token.bootstrap, description, expires);
-    client.request(http::Method::POST, SECRETS_PATH, Some(&secret)).await.context("cannot make the token")?;
+    client
+        .request(http::Method::POST, SECRETS_PATH, Some(&secret))
+        .await
+        .context("cannot create the token")?;
     Ok(token.to_secret_string())
 }
 
-/// Where other machines reach the API server, which the kubeconfig may know by an address of this one only. Where the
-/// server itself does not know, the kubeconfig's word counts.
+/// The URL at which other hosts reach the API server. The kubeconfig may contain a loopback address, so
+/// the endpoint of the `kubernetes` Service comes first; without it, the URL of the kubeconfig is used.
 async fn server_url(client: &Client, config: &Kubeconfig) -> anyhow::Result<String> {
     let path = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/kubernetes";
     let slice = match client.request(http::Method::GET, path, None).await {
@@ -92,18 +96,18 @@ async fn server_url(client: &Client, config: &Kubeconfig) -> anyhow::Result<Stri
     Ok(known.unwrap_or_else(|| config.server.clone()))
 }
 
-/// What is before the dot, whether the rest is there or not.
+/// The token ID: the part before the dot. The secret part may be missing.
 fn token_id(token: &str) -> anyhow::Result<&str> {
     let bare = token.rsplit_once("::").map_or(token, |(_, bare)| bare);
     let id = bare.split_once('.').map_or(bare, |(id, _)| id);
     match id.len() == 6 && id.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit()) {
         true => Ok(id),
-        // Not repeated: it may be a secret.
-        false => bail!("a token is named by the six letters and digits before its dot"),
+        // The text is not quoted: it may be a secret.
+        false => bail!("a token ID has six lower-case letters or digits"),
     }
 }
 
-/// Tokens as lines: what each is named, how long it is good for, and what it is for.
+/// Formats tokens as a table: ID, time left, expiration, usages and description.
 fn table(secrets: &Value, now: Timestamp) -> String {
     let base64 = base64::engine::general_purpose::STANDARD;
     let field = |secret: &Value, name: &str| {
@@ -135,7 +139,7 @@ fn table(secrets: &Value, now: Timestamp) -> String {
     text
 }
 
-/// The largest unit of a time, as kubectl says ages.
+/// A duration in its largest unit, as in the AGE column of kubectl.
 fn human_duration(time: SignedDuration) -> String {
     let seconds = time.as_secs();
     match (seconds / 86_400, seconds / 3600, seconds / 60) {

@@ -1,5 +1,5 @@
-//! A way for the server back to this node, which may be where the server cannot reach it: a tunnel is left with the
-//! server, and left again whenever it has ended.
+//! Keeps a tunnel from this node to the server open. The server uses it to connect to the node, which
+//! it may not be able to reach directly. The tunnel is opened again whenever it ends.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ const INITIAL_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(10);
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Leaves a tunnel with the server at `place` (`host:port`) until the context's shutdown.
+/// Keeps a tunnel to the server at `server_addr` (`host:port`) open until the shutdown of the context.
 pub async fn run(
     ctx: Ctx,
     server_addr: String,
@@ -29,7 +29,7 @@ pub async fn run(
     client_certificate: Arc<ClientCertificate>,
 ) -> anyhow::Result<()> {
     let mut tls = pinned.config(Some(client_certificate))?;
-    // HTTP/2 cannot change to another protocol.
+    // The protocol upgrade requires HTTP/1.1.
     tls.alpn_protocols = vec![b"http/1.1".to_vec()];
     let tls = TlsConnector::from(Arc::new(tls));
     let mut shutdown = ctx.shutdown.clone();
@@ -39,7 +39,7 @@ pub async fn run(
             let started = tokio::time::Instant::now();
             match open_tunnel(&ctx, &server_addr, &node, &tls).await {
                 Ok(()) => tracing::debug!("the tunnel to the server ended"),
-                Err(error) => tracing::warn!("no tunnel to the server: {error:#}"),
+                Err(error) => tracing::warn!("cannot open a tunnel to the server, retrying: {error:#}"),
             }
             backoff = if started.elapsed() > MAX_BACKOFF {
                 INITIAL_BACKOFF
@@ -62,16 +62,16 @@ async fn open_tunnel(ctx: &Ctx, server_addr: &str, node: &str, tls: &TlsConnecto
         .map_or(server_addr, |(host, _)| host)
         .trim_matches(['[', ']'])
         .to_owned();
-    let name = ServerName::try_from(host).context("not a name")?;
+    let name = ServerName::try_from(host).context("the server address has no valid host name")?;
     let connect = async {
         let stream = TcpStream::connect(server_addr).await?;
         stream.set_nodelay(true)?;
         tls.connect(name, stream).await
     };
-    let stream = tokio::time::timeout(DIAL_TIMEOUT, connect).await.context("no answer")??;
+    let stream = tokio::time::timeout(DIAL_TIMEOUT, connect).await.context("the connection timed out")??;
     let nodes = ctx.caches.nodes().clone();
     let key = Key::new("", node);
-    // Its own kubelet and its own pods, and nobody else.
+    // The server may connect only to the node's own addresses and its pods.
     let allowed = move |to: SocketAddr| {
         nodes.get(&key).is_some_and(|own| {
             let networks = plan::networks(&own);

@@ -1,4 +1,4 @@
-//! `skiff version`: which Kubernetes this is, and what it was built from.
+//! `skiff version`: prints the versions of skiff and Kubernetes and the build.
 
 use crate::flags::{VersionFlags, VersionOutput};
 

@@ -1,7 +1,7 @@
-//! A machine that is given another address, as laptops are: everything that says where it is follows, without a restart.
-//! And a server that is away for a while, which connections of pods do not notice.
+//! Changes of the host's address, as on laptops: everything that contains the address is updated
+//! without a restart. Also connections of pods while the server restarts.
 //!
-//! Needs root, kubectl and busybox; says so and passes where these are missing.
+//! Needs root, kubectl and busybox; skipped otherwise.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ fn run_in_network(network: &Network, script: &str) -> (bool, String) {
 fn wait_until(server: &Server, what: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
-        assert!(started.elapsed() < DEADLINE, "not in time: {what}\n{}", server.log());
+        assert!(started.elapsed() < DEADLINE, "timed out waiting for: {what}\n{}", server.log());
         std::thread::yield_now();
     }
 }
@@ -36,7 +36,7 @@ fn can_run() -> bool {
     can
 }
 
-/// A server with an image to run, and what every namespace has.
+/// A server with an imported image and a default service account.
 fn start(network: &Network) -> Server {
     let server = Server::start_with_pods(network, &["--controllers=*", "--node-name=here"]);
     let data = server.data_dir().display().to_string();
@@ -59,7 +59,7 @@ fn pod_connections_stay_open_after_server_kill() {
                 ip addr add 198.51.100.7/24 dev uplink; ip route add default via 198.51.100.1";
     assert!(run_in_network(&network, link).0);
     let mut server = start(&network);
-    // Takes one connection and no other.
+    // Accepts one connection and no other.
     let echo = "exec busybox nc -l -p 9000 -e cat";
     let client_script = "(while :; do echo word; sleep 0.2; done) | busybox nc $ECHO_SERVICE_HOST $ECHO_SERVICE_PORT > /answers; \
                echo over >> /answers; sleep 100000";
@@ -74,7 +74,7 @@ fn pod_connections_stay_open_after_server_kill() {
         server.kubectl_with(&["apply", "-f", "-"], &pod.to_string()).ok();
         if name == "echo" {
             server.kubectl(&["expose", "pod", name, "--port", "9000"]).ok();
-            wait_until(&server, "somebody listens", || {
+            wait_until(&server, "the endpoint is ready", || {
                 let format = "jsonpath={.items[*].endpoints[*].conditions.ready}";
                 let label = "kubernetes.io/service-name=echo";
                 server.kubectl(&["get", "endpointslices", "-l", label, "-o", format]).stdout == "true"
@@ -86,26 +86,26 @@ fn pod_connections_stay_open_after_server_kill() {
         assert!(!received.contains("over"), "the connection has ended");
         received.lines().count()
     };
-    wait_until(&server, "words come back", || received_lines(&server) > 2);
+    wait_until(&server, "responses arrive", || received_lines(&server) > 2);
     let dns_port = |server: &Server| {
         let (label, format) = ("kubernetes.io/service-name=kube-dns", "jsonpath={.items[*].ports[*].port}");
         server.kubectl(&["get", "endpointslices", "-n", "kube-system", "-l", label, "-o", format]).stdout
     };
-    wait_until(&server, "names are asked somewhere", || !dns_port(&server).is_empty());
+    wait_until(&server, "the DNS endpoint is published", || !dns_port(&server).is_empty());
     let (before, port) = (received_lines(&server), dns_port(&server));
     server.kill9();
     server.restart();
-    wait_until(&server, "words still come back", || received_lines(&server) > before + 10);
-    wait_until(&server, "names are known again", || {
+    wait_until(&server, "responses still arrive after the kill", || received_lines(&server) > before + 10);
+    wait_until(&server, "DNS works again", || {
         let name = "echo.default.svc.cluster.local";
         server.kubectl(&["exec", "asking", "--", "busybox", "nslookup", name]).stdout.contains("Name:")
     });
-    assert_eq!(dns_port(&server), port, "names are asked where they were");
-    // The server may be told to stop, too.
+    assert_eq!(dns_port(&server), port, "the port of the DNS endpoint did not change");
+    // SIGTERM does not affect the connections either.
     let before = received_lines(&server);
     server.stop();
     server.restart();
-    wait_until(&server, "words come back yet again", || received_lines(&server) > before + 10);
+    wait_until(&server, "responses arrive after the stop", || received_lines(&server) > before + 10);
 }
 
 #[test]
@@ -137,28 +137,32 @@ fn server_follows_address_change() {
             let format = "jsonpath={.items[*].endpoints[*].addresses[*]}";
             kubectl_get(&["endpointslices", "-n", namespace, "-l", &label, "-o", format])
         };
-        wait_until(&server, "the node says where it is", || {
+        wait_until(&server, "the node reports its address", || {
             let format = "jsonpath={.status.addresses[?(@.type==\"InternalIP\")].address}";
             kubectl_get(&["node", "here", "-o", format]) == address
         });
-        wait_until(&server, "the API server is there", || slice("default", "kubernetes") == address);
-        wait_until(&server, "names are asked there", || slice("kube-system", "kube-dns") == address);
-        wait_until(&server, "the pod says so, too", || {
+        wait_until(&server, "the kubernetes endpoint has the address", || {
+            slice("default", "kubernetes") == address
+        });
+        wait_until(&server, "the DNS endpoint has the address", || {
+            slice("kube-system", "kube-dns") == address
+        });
+        wait_until(&server, "the pod reports the host address", || {
             kubectl_get(&["pod", "p", "-o", "jsonpath={.status.phase} {.status.hostIP}"])
                 == format!("Running {address}")
         });
-        // The node's certificate is good for the new address, and pods are answered from it.
-        wait_until(&server, "a command in the pod", || {
+        // The node's certificate is valid for the new address, and DNS responses come from it.
+        wait_until(&server, "DNS works in the pod", || {
             let name = "kubernetes.default.svc.cluster.local";
             let words = server.kubectl(&["exec", "p", "--", "busybox", "nslookup", name]).stdout;
             words.contains("10.43.0.1")
         });
     };
     everything_at("198.51.100.7");
-    // Another address beside the first is no reason to move.
+    // A second address does not change the node's address.
     assert!(run_in_network(&network, "ip addr add 203.0.113.9/24 dev uplink").0);
     at("203.0.113.7", "203.0.113.1");
     everything_at("203.0.113.7");
     let log = server.log();
-    assert_eq!(log.matches("this machine is reached at another address").count(), 1, "{log}");
+    assert_eq!(log.matches("node address changed").count(), 1, "{log}");
 }

@@ -1,6 +1,7 @@
-//! Nodes that join a server: by a token, with what they keep afterwards, and not without.
+//! `skiff agent` and `skiff kubelet`: joining with a token, restarting with the stored certificates,
+//! and rejected tokens.
 //!
-//! Needs root; says so and passes where that is missing.
+//! Skipped unless it runs as root.
 
 use std::path::Path;
 use std::process::Command;
@@ -17,7 +18,7 @@ struct TestCluster {
     dir: tempfile::TempDir,
 }
 
-/// What nodes have left, which are no more by then.
+/// Cleans up after the nodes, whose processes have exited by then.
 impl Drop for TestCluster {
     fn drop(&mut self) {
         cleanup_data_dir(self.dir.path());
@@ -76,20 +77,20 @@ impl TestCluster {
         process
     }
 
-    /// What an agent says that cannot join.
+    /// The error of an agent that cannot join.
     fn join_error(&self, token: Option<&str>) -> String {
         let dir = tempfile::tempdir().expect("a directory");
         let mut process = Process::spawn(&mut self.command(token, dir.path())).expect("an agent");
-        // Words are written one by one.
+        // The log line may be written in several parts.
         let complete_line =
             |log: &str| (log.contains("skiff: ") && log.ends_with('\n')).then(|| log.to_owned());
         let log_text = process.wait_until_log(DEADLINE, complete_line);
-        // It may have ended before anybody looked.
+        // The agent may have exited before the log was read.
         let log_text = log_text.unwrap_or_else(|error| format!("{error:#}"));
         log_text.lines().find_map(|line| line.strip_prefix("skiff: ")).unwrap_or_default().to_owned()
     }
 
-    /// kubectl's answer as JSON.
+    /// The output of `kubectl get -o json`.
     fn get(&self, what: &[&str]) -> Value {
         let output = self.server.kubectl(&[&["get", "-o", "json"], what].concat());
         serde_json::from_str(&output.stdout).unwrap_or_default()
@@ -116,26 +117,29 @@ fn agent_join_with_token_and_restart_without_it() {
     let mode = std::fs::metadata(cluster.server.data_dir().join("token")).expect("a token").permissions();
     assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o600);
 
-    // Not without a token, with half of one, with another cluster's or with one that nobody knows.
+    // Joining fails without a token, with only its secret part, with that of another cluster and with
+    // an unknown one.
     let (digest, secret) = token.split_once("::").expect("two parts");
     let other = format!("K10{}::{secret}", "0".repeat(64));
     let unknown = format!("{digest}::aaaaaa.aaaaaaaaaaaaaaaa");
-    assert!(cluster.join_error(None).starts_with("a token is needed to join"));
-    assert!(cluster.join_error(Some(secret)).starts_with("the token must say which authority to trust"));
-    assert!(cluster.join_error(Some(&other)).starts_with("the server is not the one the token is for"));
-    assert!(cluster.join_error(Some(&unknown)).starts_with("the server does not accept the token"));
+    assert!(cluster.join_error(None).starts_with("a token is required to join"));
+    assert!(cluster.join_error(Some(secret)).starts_with("the token has no CA fingerprint"));
+    assert!(
+        cluster.join_error(Some(&other)).starts_with("the server's certificate does not match the token")
+    );
+    assert!(cluster.join_error(Some(&unknown)).starts_with("the server rejected the token"));
     assert!(!cluster.server.log().contains(secret.split_once('.').expect("a secret").1));
 
     let mut agent = cluster.agent(Some(&token));
     cluster.wait_until_ready(&mut agent);
     let requests = |cluster: &TestCluster| cluster.get(&["csr"])["items"].as_array().map_or(0, Vec::len);
-    assert_eq!(requests(&cluster), 2, "one for each end of connections");
+    assert_eq!(requests(&cluster), 2, "one client and one serving certificate");
     let node = cluster.get(&["node", "joined"]);
     for (at, address) in ["192.0.2.7", "2001:db8::7"].iter().enumerate() {
         assert_eq!(node["status"]["addresses"][at], json!({"type": "InternalIP", "address": address}));
     }
 
-    // Another token, which is not the server's own and ends.
+    // A second token, created with `skiff token` and with an expiration.
     let tokens = |words: &[&str]| {
         let mut command = cluster.server.command(testkit::binary().expect("a program"));
         command.arg("token").args(words).arg("--kubeconfig").arg(cluster.server.kubeconfig());
@@ -145,14 +149,14 @@ fn agent_join_with_token_and_restart_without_it() {
     };
     let created = tokens(&["create", "--description=one more", "--ttl=1h"]);
     let another = created.trim();
-    assert!(another.starts_with(&format!("{digest}::")), "the same authority");
+    assert!(another.starts_with(&format!("{digest}::")), "same CA");
     let id = another.split_once("::").and_then(|(_, rest)| rest.split_once('.')).expect("an id").0;
     let command = tokens(&["create", "--print-join-command"]);
     assert!(command.starts_with("skiff agent --server https://") && command.contains(digest));
     let listed = tokens(&["list"]);
     let line = listed.lines().find(|line| line.starts_with(id)).expect("a line");
     assert!(line.contains(" 59m ") && line.ends_with(" one more"), "{line}");
-    assert_eq!(listed.lines().count(), 4, "the server's own is there too: {listed}");
+    assert_eq!(listed.lines().count(), 4, "the server's own token is listed as well: {listed}");
     let join_log = |token: &str| {
         let dir = tempfile::tempdir().expect("a directory");
         let mut process = Process::spawn(&mut cluster.command(Some(token), dir.path())).expect("an agent");
@@ -166,15 +170,12 @@ fn agent_join_with_token_and_restart_without_it() {
         cleanup_data_dir(dir.path());
         log_text
     };
-    assert!(join_log(another).contains("INFO joined"), "a token that was made is good");
+    assert!(join_log(another).contains("INFO joined"), "a created token is valid");
     tokens(&["delete", another]);
-    assert!(
-        join_log(another).contains("the server does not accept the token"),
-        "one that was deleted is not"
-    );
+    assert!(join_log(another).contains("the server rejected the token"), "a deleted token is not valid");
     let nodes = requests(&cluster);
 
-    // It is itself and sees what is its own.
+    // The node's credentials have the permissions of a node and no others.
     let tls = cluster.dir.path().join("agent/tls");
     let read = |name: &str| std::fs::read_to_string(tls.join(name)).expect("a file");
     let node = pki::CertKeyPair { cert_pem: read("client.crt"), key_pem: read("client.key") };
@@ -200,7 +201,8 @@ fn agent_join_with_token_and_restart_without_it() {
         assert!(as_node(&words).starts_with(answer), "{query}");
     }
 
-    // Again with what was kept: without a token and without the server, and without asking for anything.
+    // A restart uses the stored certificates: it works without a token, without the server and without
+    // new requests.
     assert!(agent.terminate(DEADLINE).expect("an end").success());
     cluster.server.stop();
     let mut agent = cluster.agent(None);
@@ -215,7 +217,8 @@ fn agent_join_with_token_and_restart_without_it() {
     assert!(agent.terminate(DEADLINE).expect("an end").success());
 }
 
-/// A node whose certificates are about to end gets new ones while it runs, and goes on when the old ones have ended.
+/// A node whose certificates are about to expire renews them while it runs, and keeps working after the
+/// old ones have expired.
 #[test]
 fn certificates_of_a_node_are_renewed_while_it_runs() {
     let Some(cluster) = TestCluster::new() else { return };
@@ -226,7 +229,7 @@ fn certificates_of_a_node_are_renewed_while_it_runs() {
     let mut agent = cluster.agent(Some(&cluster.token()));
     cluster.wait_until_ready(&mut agent);
     assert!(agent.terminate(DEADLINE).expect("an end").success());
-    // The same ones again, but for a short time.
+    // Replaces the certificates by equivalent ones with a short lifetime.
     let now = jiff::Timestamp::now();
     let (tls, server_tls) = (cluster.dir.path().join("agent/tls"), cluster.server.data_dir().join("tls"));
     let client = pki::Leaf {
@@ -258,8 +261,8 @@ fn certificates_of_a_node_are_renewed_while_it_runs() {
         || ["client", "serving"].iter().all(|stem| end(stem) > now + Duration::from_secs(24 * 3600));
     agent.wait_until(DEADLINE, || renewed().then_some(())).unwrap_or_else(|error| panic!("{error:#}"));
     let requests = cluster.get(&["csr"])["items"].as_array().map_or(0, Vec::len);
-    assert_eq!(requests, 4, "two at first and two now");
-    // Signs of life that are given after the first ones have ended.
+    assert_eq!(requests, 4, "two initial requests and two renewals");
+    // Waits for a heartbeat after the first certificates have expired.
     let lease_renewed = || {
         let lease = cluster.get(&["lease", "joined", "-n", "kube-node-lease"]);
         let renewed_at: jiff::Timestamp = lease["spec"]["renewTime"].as_str()?.parse().ok()?;
@@ -270,7 +273,8 @@ fn certificates_of_a_node_are_renewed_while_it_runs() {
     assert!(agent.terminate(DEADLINE).expect("an end").success());
 }
 
-/// A node alone is who its kubeconfig says, and has its certificate from the cluster.
+/// A standalone kubelet uses the credentials of its kubeconfig and requests its serving certificate
+/// from the cluster.
 #[test]
 fn kubelet_uses_kubeconfig_credentials() {
     let Some(cluster) = TestCluster::new() else { return };
@@ -299,18 +303,18 @@ fn kubelet_uses_kubeconfig_credentials() {
     command.arg("--kubeconfig").arg(&kubeconfig).arg("--data-dir").arg(cluster.dir.path().join("alone"));
     command.args(["--kubelet-arg=node-labels=colour=red", "--kubelet-arg=cloud-provider=external"]);
     let mut process = Process::spawn(&mut command).expect("a node");
-    let is_started = |log: &str| log.contains("a node is at work").then_some(());
+    let is_started = |log: &str| log.contains("kubelet started").then_some(());
     process
         .wait_until_log(DEADLINE, is_started)
         .unwrap_or_else(|error| panic!("{error:#}\n{}", cluster.server.log()));
-    cluster.server.wait_until("the node has told of itself", || {
+    cluster.server.wait_until("the node is registered", || {
         let node = cluster.server.kubectl(&["get", "node", "joined", "-o", "json"]).stdout;
         let node: Value = serde_json::from_str(&node).unwrap_or_default();
         node["metadata"]["labels"]["colour"] == "red"
             && node["spec"]["taints"].to_string().contains("node.cloudprovider.kubernetes.io/uninitialized")
             && node["status"]["addresses"].to_string().contains("192.0.2.8")
     });
-    assert!(!process.log().contains("vouches for itself"), "{}", process.log());
+    assert!(!process.log().contains("self-signed"), "{}", process.log());
     let ended = process.terminate(DEADLINE).expect("an end");
     assert!(ended.success(), "{}", process.log());
 }

@@ -1,4 +1,4 @@
-//! The audit log of the built program, by upstream's flags.
+//! The audit log of the built binary, configured with upstream's flags.
 
 use serde_json::{Value, json};
 use testkit::Server;
@@ -30,7 +30,7 @@ fn audit_log_follows_policy() {
     for (plural, object) in [("configmaps", map), ("secrets", secret)] {
         let reply = http.post(&format!("/api/v1/namespaces/default/{plural}"), &object).unwrap();
         assert_eq!(reply.status, 201, "{}", reply.text());
-        // Where the request was put, by numbers.
+        // The FlowSchema of the request, identified by its UID.
         assert_eq!(reply.header("x-kubernetes-pf-flowschema-uid").map(str::len), Some(36));
     }
     server.stop();
@@ -38,7 +38,7 @@ fn audit_log_follows_policy() {
     assert!(!text.contains("hunter2") && !text.contains("aHVudGVyMg"), "{text}");
     let events: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let of = |resource: &str| {
-        // Those of the server itself are elsewhere.
+        // Requests of the server itself are in other namespaces.
         let in_default_namespace = |event: &&Value| event["objectRef"]["namespace"] == "default";
         let events = events
             .iter()

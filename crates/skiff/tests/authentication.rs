@@ -1,4 +1,4 @@
-//! Every way to say who one is, against a real server.
+//! All authentication methods, and authorization webhooks, against a real server.
 
 use std::path::Path;
 use std::time::Duration;
@@ -35,7 +35,7 @@ fn with_certificate(server: &Server, certificate: &CertKeyPair) -> Http {
     Http::with_certificate(&kubeconfig, &certificate.cert_pem, &certificate.key_pem).unwrap()
 }
 
-/// What the server takes a client for: the answer's code, and the user's name or the message.
+/// How the server authenticates a client: the status code, and the user name or the error message.
 #[track_caller]
 fn username(http: &Http, headers: &[(&str, &str)]) -> (u16, String) {
     let info = self_subject_review(http, headers);
@@ -78,7 +78,11 @@ fn rejects_certificates_of_unknown_authorities() {
     check(username(&with_certificate(&server, &client(&extra_ca, "eve")), &[]), (201, "eve"));
     let unknown_client = with_certificate(&server, &client(&other_ca, "system:admin"));
     check(username(&unknown_client, &[]), UNAUTHORIZED);
-    assert_eq!(unknown_client.get("/healthz").unwrap().status, 401, "it is not anonymous either");
+    assert_eq!(
+        unknown_client.get("/healthz").unwrap().status,
+        401,
+        "the request is not treated as anonymous"
+    );
     check(username(&unknown_client, &[("authorization", "Bearer letmein")]), (201, "ann"));
     check(username(&unknown_client, &[("authorization", "Bearer wrong")]), UNAUTHORIZED);
     let server_certificate = extra_ca.issue(&leaf("eve", Usage::Server), Timestamp::now()).unwrap();
@@ -112,7 +116,7 @@ fn token_file_maps_tokens_to_users() {
     let review = json!({"spec": {"token": "s3cret-bob", "audiences": ["vault"]}});
     let status = server.http().post(path, &review).unwrap().json()["status"].take();
     assert_eq!(status, json!({"user": {}, "error": "invalid bearer token"}));
-    assert!(!server.log().contains("s3cret"), "tokens are not for logs:\n{}", server.log());
+    assert!(!server.log().contains("s3cret"), "the log contains a token:\n{}", server.log());
 }
 
 #[test]
@@ -163,7 +167,7 @@ fn bootstrap_tokens_expire_and_end_with_their_secret() {
     assert_eq!(name("eeeeee"), "system:bootstrap:eeeeee");
     let path = format!("{secrets}/bootstrap-token-eeeeee");
     assert_eq!(server.http().send("DELETE", &path, &[], b"").unwrap().status, 200);
-    assert_eq!(bearer("eeeeee").0, 401, "revoked at once");
+    assert_eq!(bearer("eeeeee").0, 401, "revoked immediately");
     assert!(!server.log().contains("0123456789abcdef"), "{}", server.log());
 }
 
@@ -230,7 +234,7 @@ fn anonymous_auth_can_be_disabled() {
     }
 }
 
-/// A webhook with a certificate of its own authority, and the kubeconfig that leads to it.
+/// A webhook with a certificate of its own CA, and a kubeconfig for it.
 fn webhook(
     dir: &TempDir,
     path: &str,
@@ -279,7 +283,7 @@ fn token_webhook_is_used_and_cached() {
         assert_eq!(bearer("hook-eve").0, 401);
     }
     let requests = webhook.requests();
-    assert_eq!(requests.len(), 2, "answers are kept");
+    assert_eq!(requests.len(), 2, "responses are cached");
     assert_eq!((requests[0].method.as_str(), requests[0].path.as_str()), ("POST", "/authenticate"));
     assert_eq!(requests[0].header("authorization"), Some("Bearer our-own-token"));
     assert_eq!(requests[0].body["kind"], "TokenReview");
@@ -288,12 +292,12 @@ fn token_webhook_is_used_and_cached() {
         assert_eq!(bearer("hook-error").0, 401);
         assert_eq!(bearer("hook-down").0, 401);
     }
-    assert_eq!(webhook.requests().len(), 6, "failures are not kept");
+    assert_eq!(webhook.requests().len(), 6, "failures are not cached");
     let review = json!({"spec": {"token": "hook-error"}});
     let reply = server.http().post("/apis/authentication.k8s.io/v1/tokenreviews", &review).unwrap().json();
     assert_eq!(reply["status"], json!({"user": {}, "error": "[invalid bearer token, … is unheard of]"}));
     for secret in ["hook-ann", "hook-error", "hook-eve", "our-own-token"] {
-        assert!(!server.log().contains(secret), "{secret} is not for logs:\n{}", server.log());
+        assert!(!server.log().contains(secret), "{secret} is in the log:\n{}", server.log());
     }
 }
 
@@ -338,7 +342,7 @@ fn accepts_tokens_of_oidc_issuers() {
         })
     );
     check(username(&server.anonymous(), &[("authorization", &token("other"))]), UNAUTHORIZED);
-    assert!(!server.log().contains("eyJ"), "tokens are not for logs:\n{}", server.log());
+    assert!(!server.log().contains("eyJ"), "the log contains a token:\n{}", server.log());
     drop(server);
 
     let text = format!(
@@ -397,7 +401,7 @@ fn authorization_webhook_is_used_and_cached() {
     ]);
     assert!(
         webhook.requests().iter().all(|request| request.body["spec"]["user"] != "system:admin"),
-        "masters may"
+        "system:masters is not checked by the webhook"
     );
     let http = server.anonymous();
     let get = |token: &str, path: &str| {
@@ -411,10 +415,10 @@ fn authorization_webhook_is_used_and_cached() {
             (403, "secrets is forbidden: User \"ann\" cannot list resource \"secrets\" in API group \"\" at the cluster scope: no opinion".to_owned())
         );
     }
-    // Parts of the server itself ask as well.
+    // Components of the server send requests as well.
     let mut requests = webhook.requests();
     requests.retain(|request| request.body["spec"]["user"] == "ann");
-    assert_eq!(requests.len(), 2, "answers are kept");
+    assert_eq!(requests.len(), 2, "responses are cached");
     assert_eq!(
         requests[0].body["spec"],
         json!({
@@ -422,12 +426,13 @@ fn authorization_webhook_is_used_and_cached() {
             "resourceAttributes": {"namespace": "default", "verb": "list", "version": "v1", "resource": "pods"},
         })
     );
-    // What roles allow, a webhook before them can deny.
+    // The webhook comes before RBAC, so it can deny what roles allow.
     check(username(&http, &[("authorization", "Bearer t-ann")]), (201, "ann"));
     let denied = username(&http, &[("authorization", "Bearer t-eve")]);
     assert_eq!(denied.0, 403, "{denied:?}");
     assert!(denied.1.ends_with(": eve is not"), "{denied:?}");
-    // A webhook that fails leaves it to others; if nobody else allows, nobody knows.
+    // A failed webhook has no opinion. If no other authorizer allows the request, the response is an
+    // error, not a denial.
     check(username(&http, &[("authorization", "Bearer t-down")]), (201, "down"));
     assert_eq!(get("t-down", "/api/v1/secrets").0, 500);
     let review = json!({"spec": {"user": "ann", "resourceAttributes": {"verb": "list", "resource": "pods"}}});
@@ -437,8 +442,8 @@ fn authorization_webhook_is_used_and_cached() {
     let review =
         json!({"spec": {"user": "down", "resourceAttributes": {"verb": "list", "resource": "pods"}}});
     let status = server.http().post(path, &review).unwrap().json()["status"].take();
-    assert_eq!(status, json!({"allowed": false, "evaluationError": "127.0.0.1 answered with HTTP 400"}));
-    // Acting as others needs leave, too.
+    assert_eq!(status, json!({"allowed": false, "evaluationError": "127.0.0.1 returned HTTP status 400"}));
+    // Impersonation needs permission.
     let impersonation_headers = [("authorization", "Bearer t-ann"), ("impersonate-user", "bob")];
     assert_eq!(username(&http, &impersonation_headers).0, 403);
 }

@@ -1,5 +1,5 @@
-//! Whatever a client sends, it gets an answer that says what is wrong; nothing is stored, and the server stays
-//! up and small.
+//! Invalid input: every request gets a response that says what is wrong, nothing is stored, and the
+//! server keeps running without using much memory.
 
 use std::cell::RefCell;
 
@@ -18,9 +18,9 @@ const APPLY: &str = "application/apply-patch+yaml";
 const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/default/deployments";
 const DEPLOYMENT: &str = "/apis/apps/v1/namespaces/default/deployments/base";
 const CRD_PATH: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-/// What a body may have at most, as upstream.
+/// Maximum size of a request body, as upstream.
 const MAX_BODY_BYTES: usize = 3 << 20;
-/// Far more than a small server needs and far less than an attack could make it use.
+/// Far more than a small server needs, and far less than an attack could make it use.
 const MAX_MEMORY_BYTES: u64 = 400 << 20;
 const NESTING_DEPTH: usize = 10_000;
 
@@ -37,7 +37,7 @@ fn rejects_invalid_body() {
             ("PATCH", DEPLOYMENT, STRATEGIC),
             ("PATCH", DEPLOYMENT, APPLY),
         ] {
-            // A patch that says nothing changes nothing, which is no mistake.
+            // An empty patch changes nothing and is valid.
             let is_noop = matches!((name, kind), ("empty object" | "null", JSON_PATCH | MERGE | STRATEGIC));
             if !is_noop {
                 check.expect_rejected(name, verb, path, kind, &body);
@@ -135,7 +135,7 @@ fn rejects_malformed_requests() {
     for (name, value) in [
         ("accept", "*/*;q=x,,,;=,application/json;as="),
         ("accept", "application/json;as=Table;v=v9;g=meta.k8s.io"),
-        ("impersonate-user", "somebody\u{7f}"),
+        ("impersonate-user", "user\u{7f}"),
         ("authorization", "Basic ==="),
         ("content-encoding", "gzip"),
         ("accept-encoding", "gzip;q=,*;q=-1"),
@@ -151,13 +151,13 @@ fn rejects_malformed_requests() {
     check.end();
 }
 
-/// A server with one object, and how it was before.
+/// A server with one object, and the state before the test.
 struct InputFixture {
     server: Server,
     http: Http,
     pid: Option<u32>,
     before: Value,
-    /// One mistake hides no other.
+    /// All failures are collected, so that none hides another.
     failures: RefCell<Vec<String>>,
 }
 
@@ -179,7 +179,7 @@ impl InputFixture {
         }
     }
 
-    /// 4xx, in words that a client can read.
+    /// Expects a 4xx Status with a readable message.
     fn expect_rejected(&self, name: &str, verb: &str, path: &str, kind: &str, body: &[u8]) {
         let path = format!("{path}?fieldManager=t&fieldValidation=Strict");
         let path = if verb == "DELETE" { DEPLOYMENT.to_owned() } else { path };
@@ -187,7 +187,7 @@ impl InputFixture {
         let status = reply.json();
         let is_status = status["kind"] == "Status" && status["code"] == reply.status;
         let has_words = status["message"].as_str().is_some_and(|text| !text.is_empty());
-        // A refused patch shows what it made, quoted twice.
+        // The error of a rejected patch contains the patched object, quoted twice.
         let is_short = reply.body.len() < 5 * MAX_BODY_BYTES;
         if !((400..500).contains(&code(kind, &reply)) && is_status && has_words && is_short) {
             let what = format!("{name}: {verb} {kind}: {} {:.300}", reply.status, reply.text());
@@ -202,7 +202,7 @@ impl InputFixture {
         }
     }
 
-    /// Nothing came of all that.
+    /// Checks that the server still runs and that nothing was stored.
     #[track_caller]
     fn end(self) {
         let failures = self.failures.into_inner();
@@ -218,8 +218,8 @@ impl InputFixture {
     }
 }
 
-/// The patches for which upstream itself has a 500, though the client is wrong; the answer has no reason then,
-/// where a failure of the server's own has `InternalError`.
+/// Patches that upstream itself responds to with status 500, although the client is wrong. Such a
+/// Status has no reason, while an internal error has reason `InternalError`.
 const KNOWN_UPSTREAM_ERRORS: &[(&str, &str)] = &[
     (APPLY, "failed to create typed patch object ("),
     (STRATEGIC, "unknown patch type: "),
@@ -230,7 +230,7 @@ const KNOWN_UPSTREAM_ERRORS: &[(&str, &str)] = &[
     (STRATEGIC, "merging an object in json but data type is not struct, instead is: "),
 ];
 
-/// The answer's code, or 400 for one of those.
+/// The status code, or 400 for one of those patches.
 fn code(kind: &str, reply: &Reply) -> u16 {
     let status = reply.json();
     let words = status["message"].as_str().unwrap_or_default();
@@ -270,7 +270,7 @@ fn protobuf_body(object: &Value) -> Vec<u8> {
     )
 }
 
-/// Bodies that are wrong as JSON, as YAML and as any patch.
+/// Bodies that are invalid as JSON, as YAML and as any patch.
 fn invalid_documents() -> Vec<(&'static str, Vec<u8>)> {
     let deep =
         |open: &str, close: &str| format!("{}{}", open.repeat(NESTING_DEPTH), close.repeat(NESTING_DEPTH));
@@ -311,7 +311,7 @@ fn invalid_documents() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Each line doubles the one before: a few lines of YAML that are gigabytes when written out.
+/// Each line doubles the one before: a few lines of YAML that expand to gigabytes.
 fn alias_expansion() -> String {
     let mut text = "kind: Deployment\napiVersion: apps/v1\na0: &a0 [x, x]\n".to_owned();
     for i in 1..40 {
@@ -323,7 +323,8 @@ fn alias_expansion() -> String {
 fn invalid_messages() -> Vec<(&'static str, Vec<u8>)> {
     let whole = protobuf_body(&deployment("base"));
     let seal = |raw: &[u8]| schema::protobuf::encode_envelope("apps/v1", "Deployment", raw);
-    // Field 1 within field 1 and so on, each with the right length: JSONSchemaProps and ObjectMeta alike.
+    // Field 1 within field 1 and so on, each with the right length. This fits JSONSchemaProps and
+    // ObjectMeta.
     let mut nested: Vec<u8> = Vec::new();
     for _ in 0..NESTING_DEPTH {
         let mut outer = vec![0x0a];
@@ -406,12 +407,12 @@ fn invalid_patches() -> Vec<(&'static str, &'static str, String)> {
     ]
 }
 
-/// What is done to a body that is right.
+/// A corruption of a valid body.
 #[derive(Clone, Debug)]
 enum Mutation {
     Cut(prop::sample::Index),
     Byte(prop::sample::Index, u8),
-    /// One of its values is another; for protobuf, which has none to find, a byte.
+    /// Replaces a value; in protobuf, where values cannot be located, a byte.
     Value(prop::sample::Index, Value),
 }
 

@@ -1,7 +1,8 @@
-//! Control loops under fire: requests, answers and watches are lost, the loops are killed between two acts,
-//! others write to the same objects, and the clock jumps. In the end everything is as if nothing had been.
+//! Controllers with injected faults: requests, responses and watches are lost, the controllers are
+//! killed between two writes, other clients write to the same objects, and the clock jumps. The final
+//! state must be the same as without faults.
 //!
-//! `CHAOS_SEED` replays a run's dice; the seed is printed with every failure.
+//! `CHAOS_SEED` repeats a run; each failure prints the seed.
 
 #[path = "chaos/faults.rs"]
 mod faults;
@@ -43,7 +44,7 @@ async fn faults_do_not_change_final_state() {
     }
 }
 
-/// Whoever tries again after a lost answer knows what the first try has made.
+/// An object whose create response was lost is in the cache, so that a retry finds it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn create_with_lost_response_updates_cache() {
     let directory = tempfile::tempdir().expect("a temporary directory");
@@ -58,7 +59,7 @@ async fn create_with_lost_response_updates_cache() {
     assert!(ctx.caches.nodes().get(&Key::new("", "a")).is_some());
 }
 
-/// Runs the story of a small cluster and answers with its end.
+/// Runs the scenario with a fault rate and returns the final state.
 async fn run_scenario(seed: u64, rate: u64) -> String {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let (stop, shutdown) = watch::channel(false);
@@ -80,7 +81,7 @@ async fn run_scenario(seed: u64, rate: u64) -> String {
     end
 }
 
-/// Runs the control loops, and runs them anew whenever they are killed.
+/// Runs the controllers and restarts them whenever they are killed.
 async fn keep_running(
     connection: Arc<LossyConnection>,
     clock: Clock,
@@ -90,11 +91,11 @@ async fn keep_running(
     loop {
         let (end, ended) = watch::channel(false);
         let ctx = Ctx::new(Client::new(connection.clone(), "kube-controller-manager"), clock.clone(), ended);
-        let chosen = controllers::EnabledControllers::parse(&[]).expect("all of them");
+        let chosen = controllers::EnabledControllers::parse(&[]).expect("the default controllers are valid");
         let work = tokio::spawn(controllers::run(ctx.clone(), chosen));
         let scheduling = tokio::spawn(async move {
             let config = scheduler::config::Config::with_defaults();
-            scheduler::run::run(ctx, config, &[]).await.expect("upstream's own configuration");
+            scheduler::run::run(ctx, config, &[]).await.expect("the default configuration is valid");
         });
         let stop = tokio::select! {
             () = faults.kill.notified() => false,
@@ -109,7 +110,7 @@ async fn keep_running(
     }
 }
 
-/// Writes to objects that the loops write to as well, and moves the clock.
+/// Writes to objects that the controllers write to as well, and moves the clock.
 async fn write_concurrently(client: Client, clock: Clock, faults: Arc<FaultSource>, enabled: bool) {
     if !enabled {
         return;
@@ -177,7 +178,7 @@ async fn change<T: client::Object>(client: &Client, name: &str, patch: Value) {
     client.patch::<T>(&Key::new("default", name), &Patch::Strategic(patch)).await.expect("changed");
 }
 
-/// Waits until nothing is left to do and nothing changes any more.
+/// Waits until the state is complete and has not changed for a while.
 async fn wait_until_stable(client: &Client, seed: u64) -> String {
     let started = Instant::now();
     let mut last = (String::new(), Instant::now());
@@ -195,7 +196,7 @@ async fn wait_until_stable(client: &Client, seed: u64) -> String {
     }
 }
 
-/// What counts about the cluster, without names and times that differ from run to run.
+/// The state of the cluster, without names and times that differ between runs.
 async fn describe(client: &Client) -> String {
     let pods: Vec<Pod> = client.list("default").await.expect("pods");
     let nodes = client.list::<Node>("").await.expect("nodes").len();

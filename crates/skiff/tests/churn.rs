@@ -1,8 +1,8 @@
-//! Many pods that come and go by the API while the server and supervisors are killed: in the end nothing is left, and one
-//! server that lives long does not grow.
+//! Creates and deletes many pods while the server and supervisors are killed: in the end no resources
+//! remain, and a server that runs for long does not grow.
 //!
-//! `SKIFF_CHURN_PODS` says how many (60), `SKIFF_CHURN_SEED` which run of chance, `SKIFF_BIN` which program, such as a
-//! release. Needs root, kubectl and busybox; says so and passes where these are missing.
+//! `SKIFF_CHURN_PODS` is the number of pods (60), `SKIFF_CHURN_SEED` the seed, `SKIFF_BIN` the binary
+//! (a release build, for example). Needs root, kubectl and busybox; skipped otherwise.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -13,13 +13,13 @@ use testkit::{Network, Server};
 
 const IMAGE: &str = "docker.io/library/busybox:1.36";
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Pods made at once; those before them may still be on their way out. A node takes 110.
+/// Pods that are created at once; earlier ones may still be terminating. A node takes 110.
 const BATCH_SIZE: usize = 30;
-/// What one server may grow by: events stay for an hour, the last changes are kept for who watches, and the allocator
-/// keeps something for later.
+/// How much one server may grow: events are kept for an hour, recent changes are kept for watches, and
+/// the allocator keeps free memory.
 const MAX_EXTRA_MEMORY_KB: u64 = 64 << 10;
 
-/// Numbers by chance, the same for the same seed.
+/// Random numbers (xorshift), reproducible by the seed.
 struct Random(u64);
 
 impl Random {
@@ -39,7 +39,7 @@ struct Churn {
     server: Server,
     random: Random,
     _network: Network,
-    /// Of all pods there were.
+    /// UIDs of all pods so far.
     uids: BTreeSet<String>,
     servers_killed: usize,
     supervisors_killed: usize,
@@ -65,7 +65,7 @@ fn nothing_remains_of_pods_under_churn() {
     let (before, started) = (churn.resource_counts(), Instant::now());
     let (mut created, mut batch, mut baseline) = (0, 0, None);
     while created < count {
-        // The last of them are left alone, to see whether one server that lives long grows.
+        // The last quarter runs without kills, to measure whether a server that runs for long grows.
         let without_faults = created >= count * 3 / 4;
         let size = BATCH_SIZE.min(count - created);
         churn.make(batch, size);
@@ -97,7 +97,7 @@ fn nothing_remains_of_pods_under_churn() {
 }
 
 impl Churn {
-    /// Makes pods of all sorts.
+    /// Creates pods of all sorts.
     fn make(&mut self, batch: usize, size: usize) {
         let pods: Vec<Value> = (0..size).map(|at| self.pod(batch, at)).collect();
         let list = json!({"apiVersion": "v1", "kind": "List", "items": pods});
@@ -134,18 +134,18 @@ impl Churn {
         })
     }
 
-    /// Waits until all pods of a wave have begun; something is killed in between.
+    /// Waits until all pods of a batch have started; something is killed in between.
     fn wait_until_started(&mut self, batch: usize, size: usize, without_faults: bool) {
         if !without_faults {
             let enough = 1 + self.random.below(size);
             let has_enough = || self.supervisors().len() >= enough || self.started_pods(batch) == size;
-            self.server.wait_until("some pods have begun", has_enough);
+            self.server.wait_until("some pods have started", has_enough);
             self.kill();
         }
-        self.server.wait_until("all pods have begun", || self.started_pods(batch) == size);
+        self.server.wait_until("all pods have started", || self.started_pods(batch) == size);
     }
 
-    /// The pods of a wave that are not waiting any more.
+    /// The number of pods in a batch that are not Pending.
     fn started_pods(&self, batch: usize) -> usize {
         let label = format!("wave={batch}");
         let phases = ["get", "pods", "-l", &label, "-o", "jsonpath={.items[*].status.phase}"];
@@ -216,7 +216,7 @@ impl Churn {
         }
     }
 
-    /// What pods hold on to, on the host and in the server's directories.
+    /// Counts the resources of pods on the host and in the server's directories.
     fn resource_counts(&self) -> BTreeMap<&'static str, usize> {
         let links = self.server.command("ip").args(["-o", "link"]).output().expect("ip");
         let data = self.server.data_dir();
@@ -235,7 +235,7 @@ impl Churn {
         ])
     }
 
-    /// Namespaces that processes of the server's family or of pods are in, or that it holds open.
+    /// Namespaces that are used or held open by the server, its children and pods.
     fn namespaces(&self) -> usize {
         let data = self.server.data_dir().display().to_string();
         let of_pods = testkit::processes().into_iter().filter(|(_, words)| words.contains(&data));
@@ -255,7 +255,7 @@ impl Churn {
         seen.len()
     }
 
-    /// Open files of the server, and kilobytes that are its alone.
+    /// The server's number of open files and its private memory in kB.
     fn server_usage(&self) -> (usize, u64) {
         let pid = self.server.pid().expect("it runs");
         let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
@@ -269,7 +269,7 @@ fn count_entries(path: &Path) -> usize {
     std::fs::read_dir(path).into_iter().flatten().count()
 }
 
-/// Groups of pods, in all hierarchies.
+/// The number of the pods' cgroups, in all hierarchies.
 fn count_cgroups(uids: &BTreeSet<String>) -> usize {
     uids.iter().map(|uid| testkit::cgroups_of_pod(uid).len()).sum()
 }

@@ -1,4 +1,4 @@
-//! Clients that other people wrote: the Python client here, the `kube` crate in `clienttest`.
+//! Third-party clients: the Python client here, the `kube` crate in `clienttest`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use testkit::Server;
 
-/// Held still, so that the tests are about the server.
+/// Pinned, so that the tests depend only on the server.
 const PACKAGES: [(&str, &str); 2] = [("kubernetes", "37.0.2"), ("kopf", "1.38.0")];
 
 #[test]
@@ -31,9 +31,10 @@ fn check(script: &str, expected: &str) {
     assert_eq!(stdout, expected);
 }
 
-/// The Python of an environment that is made once and kept, since making it needs the network.
+/// The Python interpreter of a virtual environment. It is created once and kept, because that needs
+/// network access.
 fn python_with_clients() -> PathBuf {
-    // Both tests may want to make it.
+    // Both tests may create it at the same time.
     static INSTALL_LOCK: Mutex<()> = Mutex::new(());
     let _guard = INSTALL_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);

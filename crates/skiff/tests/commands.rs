@@ -1,4 +1,4 @@
-//! The command line as a person sees it: help, typing errors, output that is not read to its end.
+//! The command line as users see it: help, misspelled flags, closed standard output.
 
 use std::process::{Command, Output, Stdio};
 
@@ -47,7 +47,7 @@ fn every_argument_has_a_help_text() {
         vec!["token", "delete"],
     ]) {
         let help = stdout(&[&command[..], &["-h"]].concat());
-        // The description stands behind the argument, or in the next line where it is long.
+        // The description follows the argument, or is on the next line if the argument is long.
         let lines: Vec<&str> = help.lines().map(str::trim).collect();
         let is_argument = |line: &str| line.starts_with(['-', '<', '[']);
         for pair in lines.windows(2).filter(|pair| is_argument(pair[0])) {

@@ -1,6 +1,7 @@
-//! A node as its users see it: logs of real containers, commands in them, files and ports, by the real kubectl.
+//! A node with containerd, as users see it: logs, exec, copying files and port forwarding with the real
+//! kubectl.
 //!
-//! Needs root, containerd and kubectl; says so and passes where these are missing.
+//! Needs root, containerd and kubectl; skipped otherwise.
 
 use std::io::Read as _;
 
@@ -46,7 +47,7 @@ impl Cluster {
         self.server.wait_until("their cgroups are gone", || uids.split_whitespace().all(is_removed));
     }
 
-    /// Connections that are open in the node's network.
+    /// The number of established connections in the node's network namespace.
     fn connections(&self) -> usize {
         let listed = self.server.command("cat").arg("/proc/net/tcp").output().expect("connections");
         let text = String::from_utf8_lossy(&listed.stdout).into_owned();
@@ -79,7 +80,7 @@ fn logs_exec_cp_attach_and_port_forward() {
     cgroups_are_removed(&cluster);
 }
 
-/// `skiff image` finds the node's runtime by itself.
+/// `skiff image` detects the node's runtime.
 fn images(cluster: &Cluster) {
     const NAME: &str = "docker.io/library/other:1";
     let data = cluster.server.data_dir().display().to_string();
@@ -98,7 +99,7 @@ fn images(cluster: &Cluster) {
     cluster.server.wait_for_pod("other", "condition=Ready");
     let missing_dir = cluster.server.skiff(&["image", "--data-dir", "/not/there", "import", &archive]);
     assert!(
-        missing_dir.stderr.contains("no node has been here: /not/there does not exist"),
+        missing_dir.stderr.contains("no node runs on this host, and /not/there does not exist"),
         "{}",
         missing_dir.stderr
     );
@@ -107,10 +108,10 @@ fn images(cluster: &Cluster) {
     std::fs::write(dead.join("runtime-endpoint"), "unix:///not/there.sock\n").expect("written");
     let dead = cluster.dir.path().display().to_string();
     let dead = cluster.server.skiff(&["image", "--data-dir", &dead, "ls"]).stderr;
-    assert!(dead.contains("the node's container runtime does not answer at /not/there.sock"), "{dead}");
+    assert!(dead.contains("cannot connect to the node's container runtime at /not/there.sock"), "{dead}");
 }
 
-/// What is behind pods, services and nodes can be had through the API server.
+/// Pods, Services and nodes are reachable through the proxy of the API server.
 fn proxies(cluster: &Cluster) {
     let server = &cluster.server;
     cluster.server.wait_for_pod("site", "condition=Ready");
@@ -121,7 +122,7 @@ fn proxies(cluster: &Cluster) {
     let through = format!("<a href=\"{pods}/site:80/proxy/there\">\n");
     cluster
         .server
-        .wait_until("the site answers", || get(&format!("{pods}/site:80/proxy/")).stdout == through);
+        .wait_until("the site responds", || get(&format!("{pods}/site:80/proxy/")).stdout == through);
     let services = "/api/v1/namespaces/default/services";
     cluster.server.wait_until("its service has an endpoint", || {
         let expected = format!("<a href=\"{services}/site:8080/proxy/there\">\n");
@@ -140,7 +141,7 @@ fn proxies(cluster: &Cluster) {
     expect_error(&format!("{pods}/a:b:c:d/proxy/"), "(BadRequest): invalid pod request \"a:b:c:d\"");
 }
 
-/// Pods that are deleted take their cgroups with them.
+/// The cgroups of deleted pods are removed.
 fn cgroups_are_removed(cluster: &Cluster) {
     let uids = cluster.uids();
     cluster.server.kubectl(&["delete", "pods", "--all"]).ok();
@@ -169,14 +170,14 @@ fn logs(cluster: &Cluster) {
         "Error from server (BadRequest): previous terminated container \"main\" in pod \"talker\" not found",
     );
 
-    // One that goes away leaves nothing open.
+    // A client that disconnects leaves no connection open.
     let before = cluster.connections();
     let mut closed_stream = cluster.server.background(&["logs", "-f", "talker"]);
     assert_eq!(closed_stream.lines().next().as_deref(), Some("one"));
     drop(closed_stream);
     cluster.server.wait_until("the connections are closed", || cluster.connections() <= before);
 
-    // One that stays hears everything, and ends with the container.
+    // A client that follows the log gets every line, and the stream ends with the container.
     let mut log_stream = cluster.server.background(&["logs", "-f", "talker", "--tail=2"]);
     let mut lines = log_stream.lines();
     assert_eq!((lines.next().as_deref(), lines.next().as_deref()), (Some("two"), Some("three")));
@@ -215,7 +216,7 @@ fn exec(cluster: &Cluster) {
     }
 }
 
-/// A terminal in a container has the size of the one it is seen in, also when that changes.
+/// A terminal in a container has the size of the client's terminal and follows its changes.
 fn terminal(cluster: &Cluster) {
     for websockets in ["true", "false"] {
         let mut command = cluster.server.kubectl_command();
@@ -264,7 +265,7 @@ fn attach(cluster: &Cluster) {
     cluster.server.wait_until("the connections are closed", || cluster.connections() <= before);
 }
 
-/// Only the API server and administrators may ask the node, whatever they ask for.
+/// Only the API server and administrators may access the kubelet API, for any path.
 fn kubelet_api_requires_certificate(cluster: &Cluster) {
     let path = "jsonpath={.status.daemonEndpoints.kubeletEndpoint.Port}";
     let port = cluster.server.kubectl(&["get", "node", "here", "-o", path]).ok();
@@ -281,7 +282,7 @@ fn kubelet_api_requires_certificate(cluster: &Cluster) {
     };
     assert_eq!(fetch(None, "/pods"), "Unauthorized 401");
     assert_eq!(fetch(None, "/containerLogs/default/talker/main"), "Unauthorized 401");
-    // A certificate of another authority is none.
+    // A certificate of another CA is rejected.
     assert_eq!(fetch(Some("kubelet"), "/pods"), "Unauthorized 401");
     assert_eq!(fetch(Some("admin"), "/healthz"), "ok 200");
     assert_eq!(fetch(Some("kubelet-client"), "/containerLogs/default/talker/main?tailLines=1"), "four\n 200");
@@ -290,14 +291,15 @@ fn kubelet_api_requires_certificate(cluster: &Cluster) {
 }
 
 fn previous_logs(cluster: &Cluster) {
-    cluster.server.wait_until("a second run", || {
+    cluster.server.wait_until("the container has restarted", || {
         let path = "jsonpath={.status.containerStatuses[0].restartCount}";
         cluster.server.kubectl(&["get", "pod", "crasher", "-o", path]).stdout.parse().unwrap_or(0) >= 1
     });
     assert_eq!(cluster.logs(&["crasher", "--previous"]), "run\n");
 }
 
-/// A server and a containerd that are killed in the middle of things find their pods again, and none of them notices.
+/// The server and containerd are killed in the middle of rollouts and find their pods again; containers
+/// do not restart.
 #[test]
 fn pods_keep_running_when_server_and_runtime_are_killed() {
     let Some(mut cluster) = start() else { return };
@@ -348,7 +350,7 @@ fn pods_keep_running_when_server_and_runtime_are_killed() {
     cluster.server.restart();
     uids += &check(&cluster);
     delete(&cluster);
-    // All that is there now is the bystander's, and what containerd has forgotten is gone as well.
+    // Only the resources of the bystander remain, even those that containerd has lost track of.
     let wait_for_cleanup = |cluster: &Cluster, kinds: &[&str]| {
         let mut last = Vec::new();
         cluster.server.wait_until("nothing but the bystander is left", || {
@@ -368,7 +370,7 @@ fn pods_keep_running_when_server_and_runtime_are_killed() {
     cluster.containerd.kill9_and_restart().expect("a containerd");
     uids += &check(&cluster);
     delete(&cluster);
-    // Addresses of a network that somebody else has set up are theirs to find.
+    // Addresses belong to the CNI plugin of containerd, which has to release them itself.
     wait_for_cleanup(&cluster, &["shims", "networks", "links"]);
     cluster.server.kubectl(&["delete", "pods", "--all"]).ok();
     cluster.wait_for_cgroup_removal(&uids);

@@ -1,7 +1,10 @@
-//! Pods without any other container software, as users see them: the real kubectl, real containers, the real kernel.
+//! Pods with the embedded runtime, as users see them: the real kubectl, real containers, the real
+//! kernel.
 //!
-//! Needs root, kubectl and busybox; says so and passes where these are missing.
+//! Needs root, kubectl and busybox; skipped otherwise.
 
+#[path = "containers/attach.rs"]
+mod attach;
 #[path = "containers/isolation.rs"]
 mod isolation;
 #[path = "containers/kubelet_dir.rs"]
@@ -52,13 +55,13 @@ fn start_in(network: Network, flags: &[&str]) -> Option<Cluster> {
 }
 
 impl Cluster {
-    /// The processes pods live in, with their command lines.
+    /// The supervisor processes of the pods, with their command lines.
     fn supervisors(&self) -> impl Iterator<Item = (u32, String)> {
         let marker = format!(" supervise {}", self.server.data_dir().display());
         testkit::processes().into_iter().filter(move |(_, words)| words.contains(&marker))
     }
 
-    /// What pods leave behind on a host.
+    /// Counts the resources of pods on the host.
     fn resource_counts(&self) -> BTreeMap<&'static str, usize> {
         let links = self.server.command("ip").args(["-o", "link"]).output().expect("ip");
         let links = String::from_utf8_lossy(&links.stdout).matches(": skp").count();
@@ -95,8 +98,8 @@ fn pod_lifecycle_with_kubectl() {
     exec_with_a_terminal(&cluster);
     copy(&cluster);
     port_forward(&cluster);
-    attach(&cluster);
-    attach_once(&cluster);
+    attach::attach(&cluster);
+    attach::attach_once(&cluster);
     pod_to_pod_network(&cluster);
     user_namespaces_and_image_volumes(&cluster);
     apparmor_unavailable(&cluster);
@@ -113,10 +116,11 @@ fn pod_lifecycle_with_kubectl() {
     cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
     cluster
         .server
-        .wait_until("nothing is left", || cluster.resource_counts().values().all(|count| *count == 0));
+        .wait_until("no resources remain", || cluster.resource_counts().values().all(|count| *count == 0));
 }
 
-/// The server listens at 127.0.0.1, as that of `make up` does, and the `kubernetes` Service leads to the node's address.
+/// The server listens on 127.0.0.1, as with `make up`, and the `kubernetes` Service has the node's
+/// address as its endpoint.
 #[test]
 fn pods_can_use_server_on_loopback_address() {
     if !testkit::can_run_pods(&["busybox"]) {
@@ -133,7 +137,7 @@ fn pods_can_use_server_on_loopback_address() {
     in_network("ip link set uplink up");
     in_network("ip link set far up");
     let Some(cluster) = start_in(network, &[]) else { return };
-    // What is no TLS is answered by an alert, whose first byte is 21.
+    // A TLS server responds to other protocols with an alert, whose first byte is 21.
     let script = "until echo nonsense | nc -w 5 $KUBERNETES_SERVICE_HOST 443 | od -An -tu1 | grep -q '^ *21 '; do \
         sleep 0.1; done; echo reached";
     cluster.server.run_pod("client", script, "Never");
@@ -142,7 +146,8 @@ fn pods_can_use_server_on_loopback_address() {
     cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
 }
 
-/// A server that is killed in the middle of one rollout after the other: no container notices, and nothing is left.
+/// The server is killed in the middle of several rollouts: no container restarts, and no resources
+/// remain.
 #[test]
 fn rollout_completes_after_server_is_killed() {
     let Some(mut cluster) = start() else { return };
@@ -180,7 +185,7 @@ fn rollout_completes_after_server_is_killed() {
         let own = "jsonpath={.items[*].metadata.uid} ";
         uids += &cluster.server.kubectl(&["get", "pods", "-o", own]).ok();
     }
-    // Names are answered for again, at another port than before.
+    // The DNS server is back, on another port than before.
     let log = cluster.server.log();
     assert!(!log.contains("cannot make the Service kube-dns"), "{log}");
     assert_eq!(cluster.server.kubectl(&id).ok(), before);
@@ -191,12 +196,12 @@ fn rollout_completes_after_server_is_killed() {
     cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
     cluster
         .server
-        .wait_until("nothing is left", || cluster.resource_counts().values().all(|count| *count == 0));
+        .wait_until("no resources remain", || cluster.resource_counts().values().all(|count| *count == 0));
     let is_removed = |uid: &str| testkit::cgroups_of_pod(uid).is_empty();
     cluster.server.wait_until("their cgroups are gone", || uids.split_whitespace().all(is_removed));
 }
 
-/// Pods that take their time to end, more than a machine has hands: others begin meanwhile.
+/// Pods with slow termination, more than there are worker threads, do not delay the start of others.
 #[test]
 fn slow_termination_does_not_block_new_pods() {
     let Some(cluster) = start() else { return };
@@ -215,20 +220,21 @@ fn slow_termination_does_not_block_new_pods() {
     });
     cluster.server.kubectl_with(&["apply", "-f", "-"], &deployment.to_string()).ok();
     cluster.server.kubectl(&["rollout", "status", "deployment/slow", "--timeout=180s"]).ok();
-    // As the first process of its container it does not hear of the signal.
+    // As PID 1 of its container, `sleep` ignores SIGTERM.
     cluster.server.kubectl(&["delete", "deployment", "slow"]).ok();
     let ending = || cluster.server.kubectl(&["get", "pods"]).ok().matches("Terminating").count();
-    cluster.server.wait_until("all are about to end", || ending() == 40);
+    cluster.server.wait_until("all pods are terminating", || ending() == 40);
     cluster.server.run_pod("next", "sleep 1000", "Always");
     cluster.server.wait_for_pod("next", "condition=Ready");
     assert_eq!(ending(), 40);
     cluster.server.kubectl(&["delete", "pods", "--all", "--force", "--grace-period=0"]).ok();
     cluster
         .server
-        .wait_until("nothing is left", || cluster.resource_counts().values().all(|count| *count == 0));
+        .wait_until("no resources remain", || cluster.resource_counts().values().all(|count| *count == 0));
 }
 
-/// A disk for logs with no room left: what runs goes on, what ends ends as it did, and others can begin.
+/// The filesystem with the logs is full: running pods continue, exit codes are right, and new pods
+/// start.
 #[test]
 fn full_log_disk_does_not_stop_pods() {
     let Some(cluster) = start() else { return };
@@ -239,7 +245,7 @@ fn full_log_disk_does_not_stop_pods() {
         "Never",
     );
     cluster.server.wait_for_pod("talker", "condition=Ready");
-    cluster.server.wait_until("the disk is full", || logs.is_full());
+    cluster.server.wait_until("the filesystem is full", || logs.is_full());
     cluster.server.run_pod("brief", "echo hello; exit 3", "Never");
     cluster.server.wait_for_pod("brief", "jsonpath={.status.phase}=Failed");
     let code = "jsonpath={.status.containerStatuses[0].state.terminated.exitCode}";
@@ -253,7 +259,7 @@ fn full_log_disk_does_not_stop_pods() {
     cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
 }
 
-/// A small disk over a directory, for as long as this is kept.
+/// A small tmpfs over a directory; unmounted when dropped.
 struct FullDisk(std::path::PathBuf);
 
 impl FullDisk {
@@ -277,7 +283,7 @@ impl Drop for FullDisk {
     }
 }
 
-/// Images are files that a user can take along, remove and bring back while containers run from them.
+/// Images can be exported, removed and imported again while containers use them.
 fn images(cluster: &Cluster) {
     let data = cluster.server.data_dir().display().to_string();
     let image = |words: &[&str]| cluster.server.skiff(&[&["image", "--data-dir", &data], words].concat());
@@ -287,18 +293,18 @@ fn images(cluster: &Cluster) {
     assert!(!image(&["ls"]).ok().contains(IMAGE));
     assert!(image(&["rm", IMAGE]).stderr.contains(&format!("there is no image {IMAGE}")));
     assert!(image(&["gc", "--all"]).ok().starts_with("freed "));
-    // What containers run from stays.
+    // Layers of running containers are kept.
     assert_eq!(cluster.server.kubectl(&["exec", "web", "--", "echo", "here"]).ok(), "here\n");
     assert_eq!(image(&["import", &archive]).ok(), format!("{IMAGE}\n"));
     cluster.server.run_pod("imported", "exit 0", "Never");
     cluster.server.wait_for_pod("imported", "jsonpath={.status.phase}=Succeeded");
-    // However short it was there, it is told where that was.
+    // The pod IP is reported even for a pod that ran for a very short time.
     let pod_ip = cluster.server.kubectl(&["get", "pod", "imported", "-o", "jsonpath={.status.podIP}"]);
     assert_ne!(pod_ip.ok(), "");
 }
 
-/// What a pod costs besides its own programs: there is one such process for each. Without the pages of files that only this
-/// test's pods have in common, of which a program for debugging has more.
+/// The private memory of a pod's supervisor, of which there is one per pod. File-backed pages are
+/// excluded: they are shared, and a debug build has more of them.
 fn supervisor_memory_is_bounded(cluster: &Cluster) {
     const MAX_PRIVATE_KB: u64 = 250;
     for (pid, words) in cluster.supervisors() {
@@ -329,7 +335,7 @@ fn exec(cluster: &Cluster) {
         "{}",
         missing.stderr
     );
-    // The older protocol.
+    // The older protocol, SPDY.
     let mut old = server.kubectl_command();
     old.args(["exec", "web", "--", "sh", "-c", "echo spdy; exit 4"]);
     let old = old.env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", "false").output().expect("kubectl");
@@ -342,7 +348,7 @@ fn exec(cluster: &Cluster) {
     }
 }
 
-/// `script` makes the terminal that kubectl wants to be in.
+/// `script` provides the terminal that kubectl requires.
 fn exec_with_a_terminal(cluster: &Cluster) {
     let inside = "tty; read word; echo got $word; i=0; \
         until stty size | grep '33 77'; do i=$((i+1)); test $i -lt 300 || exit 9; sleep 0.1; done; exit 5";
@@ -358,7 +364,7 @@ fn exec_with_a_terminal(cluster: &Cluster) {
     let (mut stdin, stdout) = (child.stdin.take().expect("a pipe"), child.stdout.take().expect("a pipe"));
     let mut terminal_output = String::new();
     for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-        // Typed when somebody is there to read it.
+        // The input is written when the container has started.
         if line.contains("/dev/pts/") {
             stdin.write_all(b"word\n").expect("written");
         }
@@ -400,96 +406,6 @@ fn port_forward(cluster: &Cluster) {
     }
 }
 
-fn attach(cluster: &Cluster) {
-    let mut attached = cluster.server.background(&["attach", "ticker"]);
-    assert_eq!(attached.lines().next().as_deref(), Some("tick"));
-    drop(attached);
-    let mut attached = cluster.server.kubectl_command();
-    attached.args(["attach", "-i", "reader"]);
-    let mut attached = attached.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl");
-    let mut stdin = attached.stdin.take().expect("a pipe");
-    std::io::Write::write_all(&mut stdin, b"these words\n").expect("written");
-    let mut attached = BackgroundCommand(attached);
-    assert_eq!(attached.lines().next().as_deref(), Some("read these words"));
-    attach_with_slow_reader(cluster);
-}
-
-/// More than is kept anywhere on the way, for one that begins to read when the container waits.
-fn attach_with_slow_reader(cluster: &Cluster) {
-    const LINES: usize = 1_500_000;
-    let server = &cluster.server;
-    let script = format!("read line; seq 1 {LINES}; touch /done; sleep 1000000");
-    let main = serde_json::json!({
-        "name": "main", "image": "busybox:1.36", "stdin": true, "command": ["sh", "-c", script],
-    });
-    let pod = serde_json::json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "speaker"},
-        "spec": {"terminationGracePeriodSeconds": 1, "containers": [main]},
-    });
-    server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
-    server.wait_for_pod("speaker", "condition=Ready");
-    let mut attached = server.kubectl_command();
-    attached.args(["attach", "-i", "speaker"]);
-    let mut attached = attached.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl");
-    let mut stdin = attached.stdin.take().expect("a pipe");
-    std::io::Write::write_all(&mut stdin, b"go\n").expect("written");
-    let mut attached = BackgroundCommand(attached);
-    let mut lines = attached.lines();
-    assert_eq!(lines.next().as_deref(), Some("1"));
-    // Meanwhile others are answered.
-    server.kubectl(&["exec", "speaker", "--", "true"]).ok();
-    for number in 2..=LINES {
-        assert_eq!(lines.next(), Some(number.to_string()));
-    }
-    server.wait_until("it goes on", || {
-        server.kubectl(&["exec", "speaker", "--", "test", "-e", "/done"]).code == 0
-    });
-    drop((attached, stdin));
-    server.kubectl(&["delete", "pod", "speaker", "--wait"]).ok();
-}
-
-/// What the first who types leaves is the end, where a container says so; elsewhere the next may type on.
-fn attach_once(cluster: &Cluster) {
-    let server = &cluster.server;
-    let pod = |name: &str, once: bool| {
-        let main = serde_json::json!({
-            "name": "main", "image": "busybox:1.36", "stdin": true, "stdinOnce": once,
-            "command": ["sh", "-c", "while read line; do echo read $line; done; echo the end"],
-        });
-        let pod = serde_json::json!({
-            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
-            "spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [main]},
-        });
-        server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
-        server.wait_for_pod(name, "condition=Ready");
-    };
-    let logs = |name: &str| server.kubectl(&["logs", name]).ok();
-    pod("once", true);
-    let output = server.kubectl_with(&["attach", "-i", "once"], "one\ntwo\n").ok();
-    assert_eq!(output, "read one\nread two\nthe end\n");
-    server.wait_for_pod("once", "jsonpath={.status.phase}=Succeeded");
-    // One who hangs up in the middle ends it just the same.
-    pod("cut", true);
-    let mut attached = server.kubectl_command();
-    attached.args(["attach", "-i", "cut"]);
-    let mut attached = attached.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("kubectl");
-    let mut stdin = attached.stdin.take().expect("a pipe");
-    std::io::Write::write_all(&mut stdin, b"one\n").expect("written");
-    let mut attached = BackgroundCommand(attached);
-    assert_eq!(attached.lines().next().as_deref(), Some("read one"));
-    drop((attached, stdin));
-    server.wait_for_pod("cut", "jsonpath={.status.phase}=Succeeded");
-    assert_eq!(logs("cut"), "read one\nthe end\n");
-    // Without, whoever has typed all there is leaves, and the container goes on.
-    pod("often", false);
-    for word in ["one", "two"] {
-        server.kubectl_with(&["attach", "-i", "often"], &format!("{word}\n")).ok();
-        server.wait_until("it was read", || logs("often").ends_with(&format!("read {word}\n")));
-    }
-    assert_eq!(logs("often"), "read one\nread two\n");
-    server.kubectl(&["delete", "pod", "once", "cut", "often", "--wait"]).ok();
-}
-
 fn pod_to_pod_network(cluster: &Cluster) {
     let ip = cluster.server.kubectl(&["get", "pod", "web", "-o", "jsonpath={.status.podIP}"]).ok();
     let output =
@@ -497,12 +413,11 @@ fn pod_to_pod_network(cluster: &Cluster) {
     assert_eq!(output.stdout, "hello from web\n", "{ip}: {}", output.stderr);
 }
 
-/// Containers do not notice that the server was away, however it went.
-/// A pod whose root is nobody outside, with an image and a part of a volume mounted.
+/// A pod with a user namespace, an image volume and a volume with `subPath`.
 fn user_namespaces_and_image_volumes(cluster: &Cluster) {
     let server = &cluster.server;
     let pod = serde_json::json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "nobody"},
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "userns"},
         "spec": {
             "hostUsers": false, "terminationGracePeriodSeconds": 1,
             "volumes": [{"name": "image", "image": {"reference": "busybox:1.36", "pullPolicy": "IfNotPresent"}}, {"name": "data", "emptyDir": {}}],
@@ -516,14 +431,14 @@ fn user_namespaces_and_image_volumes(cluster: &Cluster) {
         }
     });
     server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
-    cluster.server.wait_for_pod("nobody", "condition=Ready");
+    cluster.server.wait_for_pod("userns", "condition=Ready");
     let script = "id -u; tr -s ' ' </proc/self/uid_map; touch /data/x && stat -c %u /data/x /etc/hosts /image/busybox; touch /image/x 2>&1; true";
-    let output = server.kubectl(&["exec", "nobody", "--", "sh", "-c", script]).ok();
+    let output = server.kubectl(&["exec", "userns", "--", "sh", "-c", script]).ok();
     assert_eq!(output, "0\n 0 65536 65536\n0\n0\n0\ntouch: /image/x: Read-only file system\n");
-    server.kubectl(&["delete", "pod", "nobody", "--wait"]).ok();
+    server.kubectl(&["delete", "pod", "userns", "--wait"]).ok();
 }
 
-/// A pod that asks for AppArmor where there is none is not begun.
+/// A pod that requires AppArmor is rejected on a host without it.
 fn apparmor_unavailable(cluster: &Cluster) {
     if std::path::Path::new("/sys/kernel/security/apparmor").exists() {
         return eprintln!("skipped: this host has AppArmor");
@@ -547,7 +462,8 @@ fn apparmor_unavailable(cluster: &Cluster) {
     );
 }
 
-/// What few pods ask for: their full name, read-only all the way down, only the groups that are named, limits as a whole.
+/// Less common fields: `setHostnameAsFQDN`, recursive read-only mounts, a strict supplemental groups
+/// policy and pod-level limits.
 fn optional_pod_fields(cluster: &Cluster) {
     let server = &cluster.server;
     let resources = serde_json::json!({"limits": {"memory": "64Mi", "cpu": "500m"}});
@@ -588,7 +504,7 @@ fn optional_pod_fields(cluster: &Cluster) {
     assert_eq!(limit.as_deref().map(str::trim), Some("67108864"));
     server.kubectl(&["delete", "pod", "particular", "--wait"]).ok();
 
-    // Nobody sets what is the host's.
+    // Sysctls that are not namespaced are rejected.
     let sysctls = serde_json::json!([{"name": "kernel.core_pattern", "value": "|/bin/sh"}]);
     let pod = serde_json::json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "settler"},
@@ -604,7 +520,7 @@ fn optional_pod_fields(cluster: &Cluster) {
     assert_eq!(reason, format!("SysctlForbidden: {expected}"));
 }
 
-/// What volumes hold is told, of those that drivers look after or not; but not of the host's.
+/// Volume statistics are reported, with or without a CSI driver, but not for hostPath volumes.
 fn volumes(cluster: &Cluster) {
     let server = &cluster.server;
     let disk = cluster.dir.path().join("disk");
@@ -657,7 +573,7 @@ fn volumes(cluster: &Cluster) {
         pod.and_then(|pod| pod["volume"].as_array().cloned()).unwrap_or_default()
     };
     let is_written = |stats: &[serde_json::Value]| stats[0]["usedBytes"].as_u64() >= Some(300_000);
-    server.wait_until("the volumes are told of", || {
+    server.wait_until("volume statistics are reported", || {
         let stats = volume_stats();
         let names: Vec<_> = stats.iter().filter_map(|one| one["name"].as_str()).collect();
         names == ["room", "claimed"] && is_written(&stats)
@@ -674,7 +590,8 @@ fn volumes(cluster: &Cluster) {
     server.kubectl(&["delete", "pod/holder", "pvc/claim", "pv/disk", "--wait"]).ok();
 }
 
-/// One container ends in a way that all of them begin anew for, first steps too. All are one user, who alone has the token.
+/// One container's exit code restarts all containers of the pod, including init containers. All run as
+/// one user, who alone may read the token.
 fn restart_all_containers(cluster: &Cluster) {
     let server = &cluster.server;
     let container = |name: &str, script: &str| {
@@ -692,7 +609,7 @@ fn restart_all_containers(cluster: &Cluster) {
     trigger["restartPolicyRules"] =
         serde_json::json!([{"action": "RestartAllContainers", "exitCodes": codes}]);
     let pod = serde_json::json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "anew"},
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "restarted"},
         "spec": {
             "restartPolicy": "Never", "terminationGracePeriodSeconds": 1,
             "securityContext": {"runAsUser": 1000}, "volumes": [{"name": "data", "emptyDir": {}}],
@@ -701,26 +618,26 @@ fn restart_all_containers(cluster: &Cluster) {
         }
     });
     server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
-    server.wait_for_pod("anew", "condition=Ready");
+    server.wait_for_pod("restarted", "condition=Ready");
     let look = "stat -L -c '%a %u' /var/run/secrets/kubernetes.io/serviceaccount/token; touch /data/go";
-    let output = server.kubectl(&["exec", "anew", "-c", "other", "--", "sh", "-c", look]).ok();
+    let output = server.kubectl(&["exec", "restarted", "-c", "other", "--", "sh", "-c", look]).ok();
     assert_eq!(output, "600 1000\n");
     let status_field =
-        |path: &str| server.kubectl(&["get", "pod", "anew", "-o", &format!("jsonpath={path}")]).ok();
+        |path: &str| server.kubectl(&["get", "pod", "restarted", "-o", &format!("jsonpath={path}")]).ok();
     let counts =
         "{.status.initContainerStatuses[*].restartCount} {.status.containerStatuses[*].restartCount}";
-    server.wait_until("all have begun anew", || status_field(counts) == "1 1 1");
-    server.wait_for_pod("anew", "condition=Ready");
+    server.wait_until("all containers have restarted", || status_field(counts) == "1 1 1");
+    server.wait_for_pod("restarted", "condition=Ready");
     let reasons = status_field("{.status.containerStatuses[*].lastState.terminated.reason}");
     assert_eq!(reasons, "RestartingAllContainers RestartingAllContainers");
     let condition = status_field("{.status.conditions[?(@.type==\"AllContainersRestarting\")].status}");
     assert_eq!(condition, "False");
-    let runs = server.kubectl(&["exec", "anew", "-c", "other", "--", "cat", "/data/runs"]).ok();
+    let runs = server.kubectl(&["exec", "restarted", "-c", "other", "--", "cat", "/data/runs"]).ok();
     assert_eq!(runs, "run\nrun\n");
-    server.kubectl(&["delete", "pod", "anew", "--wait"]).ok();
+    server.kubectl(&["delete", "pod", "restarted", "--wait"]).ok();
 }
 
-/// A pod whose volume needs a tool that the host lacks is told so, and goes when it is deleted.
+/// A pod whose volume needs a tool that the host lacks gets an event, and can be deleted.
 fn missing_mount_tools(cluster: &Cluster) {
     let path = std::env::var_os("PATH").unwrap_or_default();
     if std::env::split_paths(&path).any(|dir| dir.join("iscsiadm").exists()) {
@@ -744,7 +661,7 @@ fn missing_mount_tools(cluster: &Cluster) {
         server.kubectl_with(&["create", "-f", "-"], &object.to_string()).ok();
     }
     let claim_source = serde_json::json!({"persistentVolumeClaim": {"claimName": "claim"}});
-    // The second has to be given to this node first.
+    // The second volume must be attached to this node first.
     for (pod, mut source, name) in
         [("inline", serde_json::json!({"iscsi": disk()}), "data"), ("claimed", claim_source, "disk")]
     {
@@ -762,7 +679,7 @@ fn missing_mount_tools(cluster: &Cluster) {
         let selector = format!("--field-selector=involvedObject.name={pod},reason=FailedMount");
         let event_message =
             || server.kubectl(&["get", "events", &selector, "-o", "jsonpath={.items[0].message}"]).stdout;
-        server.wait_until("it is said what is missing", || !event_message().is_empty());
+        server.wait_until("there is an event about the missing tool", || !event_message().is_empty());
         let expected = format!(
             "MountVolume.WaitForAttach failed for volume {name:?} : exec: \"iscsiadm\": executable file not found \
              in $PATH: install open-iscsi (Debian) or iscsi-initiator-utils (Fedora)"
@@ -777,14 +694,15 @@ fn missing_mount_tools(cluster: &Cluster) {
         );
         server.kubectl(&["delete", "pod", pod, "--wait", "--timeout=60s"]).ok();
         let plugin_dir = server.data_dir().join("agent/kubelet/plugins/kubernetes.io/iscsi");
-        server.wait_until("nothing is left of it", || {
+        server.wait_until("the plugin directory is empty", || {
             std::fs::read_dir(&plugin_dir).into_iter().flatten().count() == 0
         });
-        server.wait_until("others may have it", || attached_volumes() == " ");
+        server.wait_until("the volume is detached", || attached_volumes() == " ");
     }
     server.kubectl(&["delete", "pvc/claim", "pv/disk", "--wait", "--timeout=60s"]).ok();
 }
 
+/// A restart of the server, even after SIGKILL, does not affect containers.
 fn restart(cluster: &mut Cluster) {
     let started =
         "jsonpath={.status.containerStatuses[0].containerID} {.status.containerStatuses[0].restartCount}";

@@ -1,4 +1,4 @@
-//! Custom kinds, from the definition to the last object, as operators and Helm charts use them.
+//! Custom resources, from the definition to the last object, as operators and Helm charts use them.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use testkit::{Http, Reply, Server, Webhook};
 const CRD_PATH: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const CERTIFICATES: &str = "/apis/certs.example.io/v1/namespaces/default/certificates";
 const MERGE: &str = "application/merge-patch+json";
-/// Nothing here takes longer.
+/// Time limit of every wait.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
@@ -34,7 +34,10 @@ fn crd_with_validation_defaults_and_columns() {
             .unwrap_or_default()
             .replace("Certificate.certs.example.io \"bad\" is invalid: ", "")
     };
-    assert_eq!(rejection_message(json!({})), "spec: Invalid value: a certificate needs somebody to be for");
+    assert_eq!(
+        rejection_message(json!({})),
+        "spec: Invalid value: a certificate needs at least one subject name"
+    );
     assert_eq!(
         rejection_message(json!({"dnsNames": ["a"], "duration": "long"})),
         r#"spec.duration: Invalid value: "long": spec.duration in body should match '^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$'"#
@@ -62,7 +65,7 @@ fn crd_with_validation_defaults_and_columns() {
         unknown.text()
     );
 
-    // The secret stays what it is, and says so.
+    // The secret name is immutable, by a transition rule.
     let other = patch(&http, &format!("{CERTIFICATES}/web"), json!({"spec": {"secretName": "other"}}));
     assert!(
         other.text().contains("spec: Invalid value: the secret is and stays web-tls"),
@@ -165,7 +168,7 @@ fn crd_with_two_versions() {
         free.text()
     );
 
-    // A watch in one version sees what is written in the other.
+    // A watch in one version receives changes made in the other.
     let version = list["metadata"]["resourceVersion"].as_str().unwrap_or_default().to_owned();
     let mut lines = http.open(&format!("{}?watch=true&resourceVersion={version}", at("v1beta1"))).unwrap();
     let event: Value = serde_json::from_str(&lines.next_line().unwrap().unwrap()).unwrap();
@@ -173,13 +176,13 @@ fn crd_with_two_versions() {
         (&event["type"], &event["object"]["apiVersion"]),
         (&json!("ADDED"), &json!("gateways.example.io/v1beta1"))
     );
-    // It ends with the kind.
+    // Deleting the definition ends the watch.
     server.kubectl(&["delete", "crd", "routes.gateways.example.io"]).ok();
     while lines.next_line().unwrap().is_some() {}
     assert_eq!(http.get(&at("v1")).unwrap().status, 404);
 }
 
-/// A large schema of the kind that monitoring operators bring: hundreds of fields, deeply nested.
+/// A large schema as in the definitions of monitoring operators: hundreds of fields, deeply nested.
 #[test]
 fn crd_with_large_schema() {
     fn nested(depth: usize) -> Value {
@@ -213,7 +216,7 @@ fn crd_with_large_schema() {
     assert_eq!(flat.json()["spec"], json!({"text0": "a"}), "{}", flat.text());
 }
 
-/// `v1` has `address: host:port`, `v2` has the two apart.
+/// `v1` has `address: host:port`, `v2` has separate fields.
 fn split_or_join(review: &Value) -> Value {
     let desired_version = review["request"]["desiredAPIVersion"].as_str().unwrap_or_default();
     let convert = |object: &Value| {
@@ -287,7 +290,7 @@ fn conversion_webhook_between_versions() {
     let host = |version: &str, name: &str, spec: Value| json!({"apiVersion": format!("example.io/{version}"), "kind": "Host", "metadata": {"name": name}, "spec": spec});
     let one = post(&http, &at("v1"), &host("v1", "one", json!({"address": "a:1"})));
     assert_eq!(one.status, 201, "{}", one.text());
-    assert_eq!(webhook.requests().len(), 0, "nothing was to be converted");
+    assert_eq!(webhook.requests().len(), 0, "no conversion needed");
     let two = post(&http, &at("v2"), &host("v2", "two", json!({"host": "b", "port": "2"})));
     assert_eq!(
         (two.status, &two.json()["spec"]),
@@ -301,9 +304,9 @@ fn conversion_webhook_between_versions() {
         list["items"].as_array().unwrap().iter().map(|item| item["spec"].to_string()).collect::<Vec<_>>()
     };
     assert_eq!(specs("v1"), [r#"{"address":"a:1"}"#, r#"{"address":"b:2"}"#]);
-    assert_eq!(webhook.requests().len(), before, "all of them are stored so");
+    assert_eq!(webhook.requests().len(), before, "all objects are stored in this version");
     assert_eq!(specs("v2"), [r#"{"host":"a","port":"1"}"#, r#"{"host":"b","port":"2"}"#]);
-    assert_eq!(webhook.requests().len(), before + 1, "all at once");
+    assert_eq!(webhook.requests().len(), before + 1, "one request for all objects");
     let patched = patch(&http, &format!("{}/one", at("v2")), json!({"spec": {"port": "9"}}));
     assert_eq!(patched.json()["spec"], json!({"host": "a", "port": "9"}), "{}", patched.text());
     assert_eq!(http.get(&format!("{}/one", at("v1"))).unwrap().json()["spec"], json!({"address": "a:9"}));
@@ -330,22 +333,22 @@ fn custom_objects_after_restart_and_schema_change() {
     server.kill9();
     server.restart();
     let http = server.http();
-    // It is served as soon as the server is ready.
+    // The custom resource is served as soon as the server is ready.
     assert_eq!(http.get(&format!("{collection}/a")).unwrap().json()["spec"], json!({"n": 1, "old": "x"}));
 
-    // A default that comes later is seen on what is there, and a field that goes is not.
+    // A new default appears in existing objects, and a removed field is pruned.
     let mut crd = http.get(&format!("{CRD_PATH}/things.example.io")).unwrap().json();
     let mut new = schema(json!({"new": {"type": "string", "default": "d"}}));
     new["properties"].as_object_mut().unwrap().remove("old");
     crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"] = new;
     let put = http.send("PUT", &format!("{CRD_PATH}/things.example.io"), JSON, &body(&crd)).unwrap();
     assert_eq!(put.status, 200, "{}", put.text());
-    wait_until("the new schema counts", || {
+    wait_until("the new schema is in effect", || {
         http.get(&format!("{collection}/a")).unwrap().json()["spec"] == json!({"n": 1, "new": "d"})
     });
     assert_eq!(http.get(collection).unwrap().json()["items"][0]["spec"], json!({"n": 1, "new": "d"}));
     let before = http.get(&format!("{collection}/a")).unwrap().json();
-    // Writing what is there brings the stored form up to date.
+    // Writing an unchanged object updates its stored form.
     let again = http.send("PUT", &format!("{collection}/a"), JSON, &body(&before)).unwrap().json();
     assert_ne!(before["metadata"]["resourceVersion"], again["metadata"]["resourceVersion"]);
     let same = http.send("PUT", &format!("{collection}/a"), JSON, &body(&again)).unwrap().json();
@@ -368,7 +371,7 @@ fn crd_is_deleted_after_its_objects() {
         let list = http.get(collection).unwrap().json();
         list["items"].as_array().map_or(0, Vec::len)
     };
-    wait_until("what nothing holds is gone", || names() == 1);
+    wait_until("objects without finalizers are deleted", || names() == 1);
     let rejected = post(&http, collection, &object("Thing", "late", json!({})));
     assert_eq!(rejected.status, 403);
     assert!(rejected.text().contains("create not allowed while custom resource definition is terminating"));
@@ -387,7 +390,7 @@ fn crd_is_deleted_after_its_objects() {
     wait_until("the definition is gone", || {
         http.get(&format!("{CRD_PATH}/things.example.io")).unwrap().status == 404
     });
-    wait_until("the kind is gone", || http.get(collection).unwrap().status == 404);
+    wait_until("the custom resource is not served", || http.get(collection).unwrap().status == 404);
     assert!(!http.get("/apis").unwrap().text().contains("\"example.io\""));
 }
 
@@ -414,10 +417,14 @@ fn first_crd_keeps_conflicting_names() {
             ])
             .ok()
     };
-    wait_until("the name is refused", || condition("thoughts.example.io") == "\"th\" is already in use");
+    wait_until("the name conflict is reported", || {
+        condition("thoughts.example.io") == "\"th\" is already in use"
+    });
     assert_eq!(http.get("/apis/example.io/v1/thoughts").unwrap().status, 404);
     server.kubectl(&["delete", "crd", "things.example.io"]).ok();
-    wait_until("the name is given on", || condition("thoughts.example.io") == "no conflicts found");
+    wait_until("the name is available to the other definition", || {
+        condition("thoughts.example.io") == "no conflicts found"
+    });
     wait_established(&server, "thoughts.example.io");
     let served = http.get("/apis/example.io/v1").unwrap().json();
     assert_eq!(
@@ -471,8 +478,10 @@ fn custom_objects_support_gc_namespaces_and_quota() {
     let third = post(&http, collection, &object("Thing", "third", json!({})));
     assert!(third.status == 403 && third.text().contains("exceeded quota: q"), "{}", third.text());
     assert_eq!(http.send("DELETE", &format!("{collection}/owner"), &[], b"").unwrap().status, 200);
-    wait_until("what was owned is gone", || http.get(&format!("{collection}/owned")).unwrap().status == 404);
-    wait_until("there is room again", || {
+    wait_until("the dependent object is deleted", || {
+        http.get(&format!("{collection}/owned")).unwrap().status == 404
+    });
+    wait_until("the quota is available again", || {
         post(&http, collection, &object("Thing", "third", json!({}))).status == 201
     });
     server.kubectl(&["delete", "namespace", "n", "--wait=false"]).ok();
@@ -535,7 +544,7 @@ fn wait_established(server: &Server, name: &str) {
 fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
-        assert!(started.elapsed() < TIMEOUT, "never: {what}");
+        assert!(started.elapsed() < TIMEOUT, "timed out waiting for: {what}");
         std::thread::yield_now();
     }
 }

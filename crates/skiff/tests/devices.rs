@@ -1,7 +1,7 @@
-//! Devices by claims (dynamic resource allocation), as users and drivers see them: a driver of devices behind its socket,
-//! the real kubectl, a real container.
+//! Dynamic resource allocation as users and drivers see it: a driver on its socket, the real kubectl, a
+//! real container.
 //!
-//! Needs root, kubectl and busybox; says so and passes where these are missing.
+//! Needs root, kubectl and busybox; skipped otherwise.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -21,7 +21,7 @@ use tokio::net::UnixListener;
 
 const IMAGE: &str = "docker.io/library/busybox:1.36";
 
-/// Messages of the protocols, as far as a driver needs them.
+/// Messages of the protocols, with the fields that a driver needs.
 #[derive(Clone, PartialEq, prost::Message)]
 struct PluginInfo {
     #[prost(string, tag = 1)]
@@ -66,15 +66,15 @@ struct Device {
     cdi: Vec<String>,
 }
 
-/// A driver whose devices are a variable and `/dev/null` by another name.
+/// A driver whose devices are an environment variable and a device node that maps to `/dev/null`.
 struct Driver {
     name: String,
-    /// What was asked for, a word each.
+    /// The calls so far, one word each.
     calls: Mutex<Vec<&'static str>>,
 }
 
 impl Driver {
-    /// Where containers are told what a device is.
+    /// The CDI specification that describes the device to the runtime.
     fn cdi_file(&self) -> PathBuf {
         Path::new("/var/run/cdi").join(format!("{}.json", self.name))
     }
@@ -97,7 +97,7 @@ impl Driver {
         ClaimResponse { devices: vec![Device { pool: "here".into(), name: "nothing".into(), cdi }] }
     }
 
-    /// `None` for what it has never heard of.
+    /// `None` for an unknown method.
     fn handle(&self, path: &str, bytes: Bytes) -> Option<Vec<u8>> {
         let claims = |bytes| ClaimList::decode(bytes).expect("a message").claims;
         Some(match path.rsplit('/').next()? {
@@ -132,7 +132,7 @@ impl Drop for Driver {
     }
 }
 
-/// Serves calls of gRPC at a socket for as long as the test runs.
+/// Serves gRPC calls on a socket for the duration of the test.
 async fn serve(driver: Arc<Driver>, socket: PathBuf) {
     let listener = UnixListener::bind(socket).expect("a socket");
     while let Ok((stream, _)) = listener.accept().await {
@@ -178,14 +178,14 @@ fn device_is_prepared_and_unprepared_with_its_pod() {
     let data = server.data_dir().display().to_string();
     server.skiff(&["image", "import", "--data-dir", &data, &archive]).ok();
     server.wait_for_default_service_account();
-    // Other tests on this machine have drivers of their own.
+    // Other tests on this machine use drivers of their own.
     let name = format!("d{}.example.com", std::process::id());
     let driver = Arc::new(Driver { name: name.clone(), calls: Mutex::default() });
     let sockets = server.data_dir().join("agent/kubelet/plugins_registry");
     std::fs::create_dir_all(&sockets).expect("a directory");
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.expect("a runtime");
-    // The pod comes first, and waits for all else.
+    // The pod is created first and waits for everything else.
     let request = json!({"name": "one", "exactly": {"deviceClassName": "device"}});
     let template = json!({
         "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "device"},
@@ -212,7 +212,7 @@ fn device_is_prepared_and_unprepared_with_its_pod() {
     });
     server.kubectl_with(&["create", "-f", "-"], &class.to_string()).ok();
     runtime.spawn(serve(driver.clone(), sockets.join("device-reg.sock")));
-    server.wait_until("the driver is known", || driver.calls() == "registered");
+    server.wait_until("the driver is registered", || driver.calls() == "registered");
     let slice = json!({
         "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "here-device"},
         "spec": {
@@ -220,24 +220,25 @@ fn device_is_prepared_and_unprepared_with_its_pod() {
             "pool": {"name": "here", "generation": 1, "resourceSliceCount": 1},
         },
     });
-    // Drivers say again what they have when the node takes it back, as it does when it begins.
-    server.wait_until("the pod has a node", || {
+    // Drivers publish their ResourceSlices again after the node has removed them, which it does at
+    // startup.
+    server.wait_until("the pod is scheduled", || {
         server.kubectl_with(&["apply", "-f", "-"], &slice.to_string());
         server.kubectl(&["get", "pod", "user", "-o", "jsonpath={.spec.nodeName}"]).ok() == "here"
     });
     server.wait_for_pod("user", "condition=Ready");
     assert_eq!(driver.calls(), "registered prepare");
     let expected = format!("{name}\ncharacter special file\n");
-    server.wait_until("the container has its device", || {
+    server.wait_until("the container can use its device", || {
         server.kubectl(&["logs", "user", "-c", "main"]).ok() == expected
     });
     assert_eq!(server.kubectl(&["logs", "user", "-c", "other"]).ok(), "nothing\n");
     let health = "jsonpath={.status.containerStatuses[0].allocatedResourcesStatus[0].name}";
     assert_eq!(server.kubectl(&["get", "pod", "user", "-o", health]).ok(), "claim:device");
-    // Somebody else gives it back.
+    // The restarted server unprepares the device.
     server.kill9();
     server.restart();
-    server.wait_until("the driver is known again", || driver.calls() == "registered prepare registered");
+    server.wait_until("the driver is registered again", || driver.calls() == "registered prepare registered");
     server.kubectl(&["delete", "pod", "user", "--wait"]).ok();
     assert_eq!(driver.calls(), "registered prepare registered unprepare");
     assert!(!driver.cdi_file().exists());
@@ -245,5 +246,5 @@ fn device_is_prepared_and_unprepared_with_its_pod() {
         server.kubectl(&["get", "resourceclaims", "-o", "name"]).ok().is_empty()
     });
     let slices = ["get", "resourceslices", "-o", "name"];
-    server.wait_until("what was offered is taken back", || server.kubectl(&slices).ok().is_empty());
+    server.wait_until("the ResourceSlices are deleted", || server.kubectl(&slices).ok().is_empty());
 }

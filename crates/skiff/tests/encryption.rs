@@ -1,4 +1,4 @@
-//! Secrets encrypted at rest, by a real server and with real keys changed under it.
+//! Encryption at rest with a real server and key rotation.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use testkit::Server;
 
 const SECRETS: &str = "/api/v1/namespaces/default/secrets";
 
-/// A configuration with these providers for Secrets and all of `apps`.
+/// Writes a configuration with these providers for Secrets and the group `apps`.
 fn configure(path: &Path, providers: &str) {
     let text = format!(
         "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n\
@@ -17,7 +17,7 @@ fn configure(path: &Path, providers: &str) {
 }
 
 fn aes(name: &str, letter: char) -> String {
-    // Thirty-two letters are forty-three of base64 and one filler.
+    // A key of 32 bytes: 43 characters of base64 and one padding character.
     let secret = base64(&letter.to_string().repeat(32));
     format!("{{name: {name}, secret: '{secret}'}}")
 }
@@ -67,15 +67,16 @@ fn secrets_are_encrypted_on_disk_and_keys_are_rotated() {
     let value = base64("very-private");
     make(&server, "first", "very-private");
     assert_eq!(password(&server, "first"), value);
-    assert!(!is_on_disk(&server, &value), "the value is not on disk");
+    assert!(!is_on_disk(&server, &value), "the plain value is on disk");
     assert!(is_on_disk(&server, "k8s:enc:aesgcm:v1:one:"));
     let map = json!({"metadata": {"name": "m"}, "data": {"k": "for-everybody"}});
     server.http().post("/api/v1/namespaces/default/configmaps", &map).unwrap();
-    assert!(is_on_disk(&server, "for-everybody"), "other kinds are as they were");
+    assert!(is_on_disk(&server, "for-everybody"), "other resources are not encrypted");
     server.restart();
     assert_eq!(password(&server, "first"), value);
 
-    // A new key writes, both read; writing the same again seals it anew.
+    // With a new first key, it encrypts and both keys decrypt. Writing an unchanged object encrypts it
+    // with the new key.
     server.stop();
     let both = format!("[{{aesgcm: {{keys: [{}, {}]}}}}]", aes("two", 'b'), aes("one", 'a'));
     configure(&path, &both);
@@ -88,17 +89,20 @@ fn secrets_are_encrypted_on_disk_and_keys_are_rotated() {
         |body: &[u8]| server.http().send("PUT", &url, &[("content-type", "application/json")], body).unwrap();
     let replaced = put(&object.body);
     assert_eq!(replaced.status, 200, "{}", replaced.text());
-    assert!(is_on_disk(&server, "k8s:enc:aesgcm:v1:two:"), "an unchanged object is sealed with the new key");
+    assert!(
+        is_on_disk(&server, "k8s:enc:aesgcm:v1:two:"),
+        "an unchanged object is encrypted with the new key"
+    );
     let again = put(&replaced.body).json();
     assert_eq!(
         again["metadata"]["resourceVersion"],
         replaced.json()["metadata"]["resourceVersion"],
-        "once is enough"
+        "a second write changes nothing"
     );
     let log = server.log();
     assert!(!log.contains(&value) && !log.contains("very-private"), "{log}");
 
-    // Without its key the server does not start, and says which object it cannot read.
+    // Without the key of a stored object the server does not start and names the object.
     server.stop();
     configure(&path, &format!("[{{aesgcm: {{keys: [{}]}}}}]", aes("three", 'c')));
     let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| server.restart())).unwrap_err();

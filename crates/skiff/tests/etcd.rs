@@ -1,4 +1,4 @@
-//! Servers that keep their objects in a real etcd.
+//! Servers that store their objects in a real etcd.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
@@ -39,15 +39,15 @@ fn objects_are_stored_in_etcd() {
     assert_eq!(http.get(&one).unwrap().json(), changed);
     assert_eq!(http.send("DELETE", &one, &[], b"").unwrap().status, 200);
     assert_eq!(http.get(&one).unwrap().status, 404);
-    assert!(!server.data_dir().join("store").exists(), "nothing is stored twice");
+    assert!(!server.data_dir().join("store").exists(), "the embedded store is not used");
 }
 
-/// Two servers on one etcd, over TLS, give away addresses and ports at the same time: none twice.
+/// Two servers on one etcd, over TLS, allocate addresses and ports at the same time without duplicates.
 #[test]
 fn two_servers_allocate_unique_addresses_and_ports() {
     const SERVICES_PER_SERVER: usize = 25;
     let Some(etcd) = Etcd::start(true) else { return };
-    // So few ports that most choices meet.
+    // The port range is small, so that most choices collide.
     let port_range = ["--service-node-port-range", "30000-30060"];
     let flags = [&etcd.flags()[..], &port_range].concat();
     let servers = [Server::start_with(&flags), Server::start_with(&flags)];
@@ -80,7 +80,7 @@ fn two_servers_allocate_unique_addresses_and_ports() {
         services.iter().filter_map(|s| s["spec"]["ports"][0]["nodePort"].as_i64()).collect();
     assert_eq!((ips.len(), ports.len()), (2 * SERVICES_PER_SERVER, 2 * SERVICES_PER_SERVER));
 
-    // What one server has given away the other one refuses, until it is given back.
+    // One server rejects addresses and ports that the other has allocated, until they are released.
     let (ip, port) =
         (services[0]["spec"]["clusterIP"].clone(), services[0]["spec"]["ports"][0]["nodePort"].clone());
     let holder = format!("{SERVICES}/{}", services[0]["metadata"]["name"].as_str().unwrap());
@@ -124,7 +124,7 @@ struct Etcd {
 }
 
 impl Etcd {
-    /// Where etcd is installed.
+    /// `None` if etcd is not installed.
     fn start(tls: bool) -> Option<Etcd> {
         if Command::new("etcd").arg("--version").output().is_err() {
             println!("skipped: no etcd");
@@ -166,7 +166,7 @@ impl Etcd {
     }
 }
 
-/// An authority, a certificate for etcd and one for its clients: each as the files of certificate and key.
+/// A CA, a certificate for etcd and one for its clients, each as certificate and key file.
 fn certificates(folder: &tempfile::TempDir) -> [[PathBuf; 2]; 3] {
     let (dir, now) = (folder.path().join("tls"), Timestamp::now());
     let authority = Authority::load_or_create(&dir, "ca", now).unwrap();

@@ -1,4 +1,5 @@
-//! A real kubectl against a real server, as a user types it. `UPDATE_EXPECT=1` rewrites the answers.
+//! A real kubectl against a real server, as a user types it. `UPDATE_EXPECT=1` rewrites the expected
+//! output.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -349,7 +350,7 @@ fn discovery_explain_and_auth() {
         kubectl explain deployments.spec --recursive | head -12
         kubectl explain configmap.nothing
         kubectl auth can-i create pods
-        kubectl auth can-i create pods --as=nobody
+        kubectl auth can-i create pods --as=guest
         kubectl auth whoami | sed -E 's/=[0-9a-f]{64}/=DIGEST/'
         kubectl cluster-info | head -1
         kubectl version 2>/dev/null | grep Server
@@ -432,7 +433,7 @@ fn discovery_explain_and_auth() {
             ? 1
             $ kubectl auth can-i create pods
             yes
-            $ kubectl auth can-i create pods --as=nobody
+            $ kubectl auth can-i create pods --as=guest
             no
             ? 1
             $ kubectl auth whoami | sed -E 's/=[0-9a-f]{64}/=DIGEST/'
@@ -490,7 +491,8 @@ fn start() -> Option<Server> {
     Some(server)
 }
 
-/// Runs the lines one after the other; what differs from run to run is replaced by a word.
+/// Runs the commands one after another and compares the transcript. Values that differ between runs are
+/// replaced by placeholders.
 #[track_caller]
 fn check(server: &Server, lines: &str, expected: Expect) {
     let mut transcript = String::new();
@@ -512,7 +514,7 @@ fn check(server: &Server, lines: &str, expected: Expect) {
     expected.assert_eq(&transcript);
 }
 
-/// The line without ages, times, uids and versions, its columns where they were.
+/// Replaces ages, times, UIDs and versions in a line, and keeps the columns aligned.
 fn normalize(line: &str) -> String {
     let mut normalized = String::new();
     let mut rest = line;

@@ -1,4 +1,4 @@
-//! Lists and watches: which state they show, page by page and event by event.
+//! Lists and watches: the state they return, page by page and event by event.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ fn list_honors_resource_version() {
     let first = version(&make(&http, "a", "x"));
     let second = version(&make(&http, "b", "x"));
     let future_version = second + 1_000_000;
-    // The query, then the names or the code of the answer.
+    // The query, then the names or the status code of the response.
     let table = [
         (String::new(), "a b"),
         ("resourceVersion=0".to_owned(), "a b"),
@@ -59,7 +59,7 @@ fn pages_are_consistent_while_objects_change() {
     let page = |extra: &str| http.get(&format!("{MAPS}?labelSelector=t%3Dp&limit=2{extra}")).unwrap().json();
     let first = page("");
     assert_eq!(names(&first), "a b");
-    assert_eq!(first["metadata"]["remainingItemCount"], Value::Null, "with a selector nobody knows");
+    assert_eq!(first["metadata"]["remainingItemCount"], Value::Null, "not set with a selector");
     let all = http.get("/api/v1/configmaps?limit=1").unwrap().json();
     let left = http.get("/api/v1/configmaps").unwrap().json()["items"].as_array().unwrap().len() - 1;
     assert_eq!(all["metadata"]["remainingItemCount"], left);
@@ -89,7 +89,7 @@ fn old_pages_and_watches_expire() {
     make(&http, "b", "p");
     let path = format!("{MAPS}?labelSelector=t%3Dp&limit=1");
     let first = http.get(&path).unwrap().json();
-    // More than the history that a server keeps.
+    // More changes than the server's history keeps.
     let body = json!({"data": {"k": "x".repeat(1_000_000)}}).to_string();
     for i in 0..80 {
         let body = body.replacen('x', &(i % 10).to_string(), 1);
@@ -126,14 +126,14 @@ fn watch_sends_added_and_deleted_on_selector_changes() {
     label("no");
     label("yes");
     http.send("DELETE", &format!("{MAPS}/a"), &[], b"").unwrap();
-    // What leaves is shown as it last was inside.
+    // An object that leaves the selection is sent with its last selected state.
     for expected in ["ADDED yes", "DELETED yes", "ADDED yes", "DELETED yes"] {
         assert_eq!(event_summary(&next(&mut selected)), expected);
     }
     for expected in ["MODIFIED yes", "MODIFIED no", "MODIFIED yes", "DELETED yes"] {
         assert_eq!(event_summary(&next(&mut all)), expected);
     }
-    // From nowhere: first what is there. From 0 the same.
+    // Without a version and with version 0, the watch starts with the existing objects.
     make(&http, "b", "late");
     for query in ["labelSelector=t%3Dlate", "labelSelector=t%3Dlate&resourceVersion=0"] {
         assert_eq!(event_summary(&next(&mut open(query))), "ADDED late");
@@ -159,7 +159,7 @@ fn streaming_lists_end_with_a_bookmark() {
     make(&http, "c", "s");
     assert_eq!(event_summary(&next(&mut watch)), "ADDED s");
     let mut later = http.open(&format!("{MAPS}?watch=1&labelSelector=t%3Ds&resourceVersion={at}")).unwrap();
-    assert_eq!(next(&mut later)["object"]["metadata"]["name"], "c", "a watch goes on from a bookmark");
+    assert_eq!(next(&mut later)["object"]["metadata"]["name"], "c", "a watch continues from a bookmark");
     let wrong = http.get(&format!("{MAPS}?watch=1&sendInitialEvents=true")).unwrap();
     assert_eq!(wrong.status, 422, "{}", wrong.text());
 }
@@ -173,7 +173,8 @@ fn watches_time_out_and_are_not_blocked_by_slow_clients() {
     assert_eq!((ended.status, ended.text().as_str()), (200, ""));
     assert!(started.elapsed() >= Duration::from_millis(900), "{:?}", started.elapsed());
 
-    // Opened and never read: whatever the sockets hold, the others get their events.
+    // These watches are never read: the others still get their events, whatever the socket buffers
+    // hold.
     let slow_watches: Vec<Lines> = (0..3).map(|_| http.open(&format!("{MAPS}?watch=1")).unwrap()).collect();
     let mut fast_watch = http.open(&format!("{MAPS}?watch=1&labelSelector=t%3Dbig")).unwrap();
     let map =
@@ -247,7 +248,7 @@ fn patch(http: &Http, path: &str, kind: &str, body: &str) -> Reply {
 
 #[track_caller]
 fn next(watch: &mut Lines) -> Value {
-    let line = watch.next_line().unwrap().expect("the watch goes on");
+    let line = watch.next_line().unwrap().expect("the watch is open");
     serde_json::from_str(&line).unwrap()
 }
 

@@ -1,7 +1,8 @@
-//! Several nodes on one machine, made by `skiff dev`: pods, Services and names from everywhere to everywhere, a node cut
-//! off and back again, an update under load, and nothing left afterwards.
+//! Several nodes on one machine, created with `skiff dev`: connectivity of pods, Services and DNS
+//! between all nodes, a node that loses its link and recovers, a rolling update under load, and
+//! cleanup.
 //!
-//! Needs root, kubectl and busybox; says so and passes where these are missing.
+//! Needs root, kubectl and busybox; skipped otherwise.
 
 #[path = "nodes/cluster.rs"]
 mod cluster;
@@ -19,7 +20,7 @@ use cluster::{Cluster, in_network};
 const DEADLINE: Duration = Duration::from_secs(60);
 const IMAGE: &str = "docker.io/library/busybox:1.36";
 
-/// What a cluster of several nodes runs its tests on: on every node a pod that answers over TCP and UDP.
+/// The objects of the tests: on every node a pod that serves TCP and UDP.
 const PODS: &str = r#"
 apiVersion: v1
 kind: ConfigMap
@@ -64,7 +65,7 @@ fn http_get_script(address: &str, port: u16) -> String {
 fn three_node_cluster() {
     let Some(mut cluster) = Cluster::start(3, &[]) else { return };
     cluster.apply(PODS);
-    cluster.wait_until("all pods run", || {
+    cluster.wait_until("all pods are running", || {
         let format = "jsonpath={.status.numberReady} {.status.desiredNumberScheduled}";
         cluster.kubectl(&["get", "daemonset", "web", "-o", format]).1 == "3 3"
     });
@@ -83,7 +84,7 @@ fn three_node_cluster() {
     dns_when_node_stops(&cluster, &pods);
     let events = cluster.ok(&["get", "events", "-A"]);
     assert!(!events.contains("PodNetworkBroken"), "{events}");
-    // Nothing stays.
+    // All resources are removed at the end.
     let started = Instant::now();
     let ended = cluster.process.terminate(DEADLINE).expect("an end");
     eprintln!("removed after {:.1?}", started.elapsed());
@@ -93,7 +94,7 @@ fn three_node_cluster() {
     assert!(!cluster.data().exists());
 }
 
-/// Pods in a node's network have its name, and not the one of the machine that all nodes are on.
+/// Pods with `hostNetwork` have the host name of their node, not of the machine that runs all nodes.
 fn host_network_hostnames(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     for node in pods.keys() {
         let name = format!("named-{node}");
@@ -106,7 +107,7 @@ fn host_network_hostnames(cluster: &Cluster, pods: &BTreeMap<String, (String, St
             },
         });
         cluster.apply(&pod.to_string());
-        cluster.wait_until("it has ended", || {
+        cluster.wait_until("the pod has succeeded", || {
             cluster.kubectl(&["get", "pod", &name, "-o", "jsonpath={.status.phase}"]).1 == "Succeeded"
         });
         assert_eq!(cluster.ok(&["logs", &name]), format!("{node}\n{node}\n{node}\n"));
@@ -114,7 +115,7 @@ fn host_network_hostnames(cluster: &Cluster, pods: &BTreeMap<String, (String, St
     }
 }
 
-/// Every pod to every pod and to the Service, over TCP and UDP; logs and commands on every node.
+/// Every pod can reach every pod and the Service over TCP and UDP; logs and exec work on every node.
 fn check_pod_network(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     let service = cluster.cluster_ip("web");
     let stop = AtomicBool::new(false);
@@ -147,7 +148,7 @@ fn check_pod_network(cluster: &Cluster, pods: &BTreeMap<String, (String, String)
     });
 }
 
-/// Does something where a pod is. busybox has nothing that answers over UDP.
+/// Runs a function in the network namespace of a pod. busybox has no UDP server.
 fn run_in_netns<T: Send>(netns: &File, work: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -159,7 +160,7 @@ fn run_in_netns<T: Send>(netns: &File, work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Answers whoever speaks to a pod over UDP with this word, until told to stop.
+/// Responds to UDP packets in a pod's network namespace with this word, until stopped.
 fn serve_udp(netns: &File, word: &str, stop: &AtomicBool) {
     run_in_netns(netns, || {
         let socket = UdpSocket::bind("0.0.0.0:9000").expect("a port");
@@ -172,7 +173,7 @@ fn serve_udp(netns: &File, word: &str, stop: &AtomicBool) {
     });
 }
 
-/// What somebody answers to a large packet; packets of UDP may get lost.
+/// The response to a large UDP packet. Packets may be lost, so it retries.
 fn query_udp(netns: &File, address: &str, port: u16) -> Option<String> {
     run_in_netns(netns, || {
         let socket = UdpSocket::bind("0.0.0.0:0").expect("a port");
@@ -201,7 +202,8 @@ fn check_dns(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     }
 }
 
-/// Whether a pod is told a Service's address, without the API server's help.
+/// Whether a pod can resolve a Service. Uses the pod's network namespace directly, because exec needs
+/// the API server.
 fn resolves_service(netns: &File, service: &str) -> bool {
     let network = format!("--net=/proc/{}/fd/{}", std::process::id(), netns.as_raw_fd());
     let dns = "10.43.0.10";
@@ -209,17 +211,17 @@ fn resolves_service(netns: &File, service: &str) -> bool {
         .args([network.as_str(), "busybox", "nslookup", "-type=a", "web.default.svc.cluster.local", dns])
         .output()
         .expect("nsenter");
-    let said = String::from_utf8_lossy(&output.stdout);
-    said.contains(&format!("Address: {service}"))
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    stdout.contains(&format!("Address: {service}"))
 }
 
-/// Pods ask their own node, so that names are known while the server is away.
+/// Pods query the DNS server of their own node, so that DNS works while the server is unavailable.
 fn dns_without_server(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     let (service, netns) = (cluster.cluster_ip("web"), cluster.pod_netns(&pods["node-2"].0));
     let server = cluster.node_process(1);
     let signal = |signal| rustix::process::kill_process(server, signal).expect("a signal");
-    // Rules may still have to follow, which they cannot do meanwhile.
-    cluster.wait_until("names are known while the server is away", || {
+    // The proxy may still have to update its rules, which it cannot do while the server is stopped.
+    cluster.wait_until("DNS works while the server is stopped", || {
         signal(rustix::process::Signal::STOP);
         let is_resolved = resolves_service(&netns, &service);
         signal(rustix::process::Signal::CONT);
@@ -227,7 +229,7 @@ fn dns_without_server(cluster: &Cluster, pods: &BTreeMap<String, (String, String
     });
 }
 
-/// A pod that may reach nobody still reaches its own node, which knows names.
+/// A policy without allowed egress does not block DNS queries to the pod's own node.
 fn dns_with_egress_policy(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     let ((pod, _), (_, far)) = (&pods["node-2"], &pods["node-1"]);
     cluster.apply(
@@ -239,42 +241,43 @@ spec: {podSelector: {matchLabels: {app: web}}, policyTypes: [Egress]}
 "#,
     );
     let request_script = format!("{} || true", http_get_script(far, 8080).replace("-w 5", "-w 1"));
-    cluster.wait_until("the policy holds", || cluster.sh(pod, &request_script).is_empty());
+    cluster.wait_until("the policy is enforced", || cluster.sh(pod, &request_script).is_empty());
     let said = cluster.sh(pod, "busybox nslookup web.default.svc.cluster.local");
     assert!(said.contains(&format!("Address: {}", cluster.cluster_ip("web"))), "{said}");
     let metrics = cluster.ok(&["get", "--raw", "/api/v1/nodes/node-2/proxy/metrics"]);
     assert!(
         metrics.contains("coredns_dns_requests_total{proto=\"udp\",type=\"A\"}"),
-        "names are counted there"
+        "DNS metrics are reported by the node"
     );
     cluster.ok(&["delete", "networkpolicy", "alone"]);
-    cluster.wait_until("nothing holds any more", || cluster.sh(pod, &request_script) == "node-1\n");
+    cluster.wait_until("the policy is removed", || cluster.sh(pod, &request_script) == "node-1\n");
 }
 
-/// Skiff stops on a node, and pods there ask other nodes from then on.
+/// When skiff stops on a node, pods on it query the DNS servers of other nodes.
 fn dns_when_node_stops(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     let (service, netns) = (cluster.cluster_ip("web"), cluster.pod_netns(&pods["node-3"].0));
-    let asked = || {
+    let ready_dns_nodes = || {
         let format = "jsonpath={range .items[*].endpoints[?(@.conditions.ready==true)]}{.nodeName} {end}";
         let label = "kubernetes.io/service-name=kube-dns";
-        let said = cluster.ok(&["get", "endpointslices", "-n", "kube-system", "-l", label, "-o", format]);
-        let mut nodes: Vec<String> = said.split_whitespace().map(str::to_owned).collect();
+        let output = cluster.ok(&["get", "endpointslices", "-n", "kube-system", "-l", label, "-o", format]);
+        let mut nodes: Vec<String> = output.split_whitespace().map(str::to_owned).collect();
         nodes.sort();
         nodes.join(" ")
     };
-    cluster.wait_until("every node answers for names", || asked() == "node-1 node-2 node-3");
+    cluster.wait_until("every node has a ready DNS endpoint", || ready_dns_nodes() == "node-1 node-2 node-3");
     let node = cluster.node_process(3);
     rustix::process::kill_process(node, rustix::process::Signal::TERM).expect("a signal");
-    cluster.wait_until("it has stopped", || {
+    cluster.wait_until("the node process has exited", || {
         let stat =
             std::fs::read_to_string(format!("/proc/{}/stat", node.as_raw_nonzero())).unwrap_or_default();
         stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('Z'))
     });
-    assert_eq!(asked(), "node-1 node-2");
-    assert!(resolves_service(&netns, &service), "others are asked at once");
+    assert_eq!(ready_dns_nodes(), "node-1 node-2");
+    assert!(resolves_service(&netns, &service), "other nodes serve DNS immediately");
 }
 
-/// The same client gets the same pod where that was asked for; otherwise all get their share.
+/// With session affinity one client always reaches the same pod; otherwise requests are distributed
+/// evenly.
 fn session_affinity_and_load_balancing(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     let (sticky, web) = (cluster.cluster_ip("sticky"), cluster.cluster_ip("web"));
     let many = |address: &str, count: u32| {
@@ -297,13 +300,13 @@ fn session_affinity_and_load_balancing(cluster: &Cluster, pods: &BTreeMap<String
         .map(|node| counts.get(node.as_str()).unwrap_or(&0.0))
         .map(|count| (count - expected).powi(2) / expected)
         .sum();
-    // With two degrees of freedom this is passed by chance once in a million times.
+    // With two degrees of freedom, a larger value occurs by chance once in a million runs.
     eprintln!("spread {counts:?}, chi-square {fairness_error:.2}");
     assert!(fairness_error < 27.6, "{counts:?}: {fairness_error}");
 }
 
-/// Node ports, load balancers and Ingresses are reached at every node, whichever pods are there.
-/// Ingresses are served by `servers` that are no nodes, too.
+/// NodePorts, LoadBalancer Services and Ingresses are reachable at every node, wherever the pods run.
+/// `servers` are servers without a node, which serve Ingresses as well.
 fn external_access(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>, servers: &[&str]) {
     cluster.apply(
         r#"
@@ -335,54 +338,56 @@ spec:
     let nodes = cluster.ok(&["get", "nodes", "-o", format]);
     let nodes: Vec<(&str, &str)> = nodes.lines().filter_map(|line| line.split_once(' ')).collect();
     assert_eq!(nodes.len(), pods.len());
-    let asked = |script: &str| {
+    let run_outside = |script: &str| {
         let output = in_network(&cluster.network, "sh").args(["-c", script]).output().expect("a shell");
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     };
     for (node, address) in &nodes {
         for port in [30088, 8088] {
-            cluster.wait_until("a Service is reached at a node", || {
-                pods.contains_key(&asked(&http_get_script(address, port)))
+            cluster.wait_until("a Service is reachable at a node", || {
+                pods.contains_key(&run_outside(&http_get_script(address, port)))
             });
         }
-        cluster.wait_until("only the node's own pod answers", || {
-            asked(&http_get_script(address, 30089)) == *node
+        cluster.wait_until("only the node's own pod responds", || {
+            run_outside(&http_get_script(address, 30089)) == *node
         });
     }
     let by_host = |address: &str| {
         http_get_script(address, 80).replace("\\r\\n\\r\\n", "\\r\\nHost: web.test\\r\\n\\r\\n")
     };
     for address in nodes.iter().map(|(_, address)| address).chain(servers) {
-        cluster.wait_until("an Ingress is served at a node", || pods.contains_key(&asked(&by_host(address))));
+        cluster.wait_until("an Ingress is reachable at a node", || {
+            pods.contains_key(&run_outside(&by_host(address)))
+        });
     }
     for what in ["service", "ingress"] {
-        let told = || {
+        let published_ips = || {
             let format = "jsonpath={.status.loadBalancer.ingress[*].ip}";
             let status_ips = cluster.ok(&["get", what, "outside", "-o", format]);
-            let mut told: Vec<String> = status_ips.split_whitespace().map(str::to_owned).collect();
-            told.sort();
-            told
+            let mut ips: Vec<String> = status_ips.split_whitespace().map(str::to_owned).collect();
+            ips.sort();
+            ips
         };
         let servers = if what == "ingress" { servers } else { &[] };
         let mut all: Vec<&str> = nodes.iter().map(|(_, ip)| ip).chain(servers).copied().collect();
         all.sort_unstable();
-        cluster.wait_until("its status names all nodes", || told() == all);
+        cluster.wait_until("the status has the addresses of all nodes", || published_ips() == all);
     }
-    // What is deleted is not served any more.
+    // Deleted objects are not served any more.
     cluster.ok(&["delete", "service/outside", "service/near", "ingress/outside"]);
     let started = Instant::now();
     for (_, address) in &nodes {
-        cluster.wait_until("nobody answers any more", || {
+        cluster.wait_until("deleted Services and Ingresses are not served", || {
             [30088, 8088, 30089]
                 .iter()
-                .all(|port| !pods.contains_key(&asked(&http_get_script(address, *port))))
-                && !pods.contains_key(&asked(&by_host(address)))
+                .all(|port| !pods.contains_key(&run_outside(&http_get_script(address, *port))))
+                && !pods.contains_key(&run_outside(&by_host(address)))
         });
     }
-    eprintln!("nothing that was deleted is served after {:.0?}", started.elapsed());
+    eprintln!("deleted objects are not served any more after {:.0?}", started.elapsed());
 }
 
-/// A node without a link, and with it again: what was decided meanwhile is caught up with.
+/// A node loses its link and gets it back: it catches up with the changes it has missed.
 fn node_link_down_and_up(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     let link = |state: &str| {
         let done = in_network(&cluster.network, "ip").args(["link", "set", "skd3", state]).status();
@@ -401,12 +406,12 @@ fn node_link_down_and_up(cluster: &Cluster, pods: &BTreeMap<String, (String, Str
     ));
     link("up");
     let started = Instant::now();
-    cluster.wait_until("the node is reached again", is_reachable);
-    eprintln!("healed after {:.1?}", started.elapsed());
-    cluster.wait_until("what was missed is caught up with", || {
+    cluster.wait_until("the node is reachable again", is_reachable);
+    eprintln!("recovered after {:.1?}", started.elapsed());
+    cluster.wait_until("the pod that was created meanwhile is running", || {
         cluster.kubectl(&["get", "pod", "late", "-o", "jsonpath={.status.phase}"]).1 == "Running"
     });
-    // Somebody sets up the node's network anew, which takes all routes with it.
+    // Setting the link down and up removes all routes of the node.
     let processes = std::fs::read_to_string(cluster.data().join("processes")).expect("processes");
     let third = processes.lines().nth(3).expect("the third node");
     let script = "gateway=$(ip route show default | awk '{print $3}'); ip link set eth0 down; ip link set eth0 up; \
@@ -415,10 +420,13 @@ fn node_link_down_and_up(cluster: &Cluster, pods: &BTreeMap<String, (String, Str
         .arg(format!("--net=/proc/{third}/ns/net"))
         .args(["sh", "-ec", script])
         .status();
-    assert!(link_restart.is_ok_and(|status| status.success()), "routes were there all the time");
+    assert!(
+        link_restart.is_ok_and(|status| status.success()),
+        "the routes were not removed by the link change"
+    );
     let (far, _) = &pods["node-3"];
     for (node, (_, address)) in pods {
-        cluster.wait_until("routes are back", || {
+        cluster.wait_until("the routes are restored", || {
             cluster
                 .kubectl(&[
                     "exec",
@@ -434,7 +442,7 @@ fn node_link_down_and_up(cluster: &Cluster, pods: &BTreeMap<String, (String, Str
     }
 }
 
-/// A node is given another address: it tells the others, and its pods are reached there.
+/// A node gets another address: it reports the address, and its pods stay reachable.
 fn node_address_change(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     let processes = std::fs::read_to_string(cluster.data().join("processes")).expect("processes");
     let second = processes.lines().nth(2).expect("the second node");
@@ -448,24 +456,24 @@ fn node_address_change(cluster: &Cluster, pods: &BTreeMap<String, (String, Strin
         .expect("nsenter");
     let new = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    cluster.wait_until("the node says where it is", || {
+    cluster.wait_until("the node reports its new address", || {
         let format = "jsonpath={.status.addresses[?(@.type==\"InternalIP\")].address}";
         cluster.kubectl(&["get", "node", "node-2", "-o", format]).1 == new
     });
     let ((here, _), (pod, there)) = (&pods["node-1"], &pods["node-2"]);
-    cluster.wait_until("its pods are reached", || {
+    cluster.wait_until("its pods are reachable", || {
         cluster.kubectl(&["exec", here, "--", "sh", "-c", &http_get_script(there, 8080)]).1 == "node-2\n"
     });
-    cluster.wait_until("it is asked for logs", || cluster.kubectl(&["logs", pod]).1 == "hello\n");
+    cluster.wait_until("logs of its pods are available", || cluster.kubectl(&["logs", pod]).1 == "hello\n");
     let back = cluster.sh(pod, &http_get_script(&pods["node-3"].1, 8080));
-    assert_eq!(back, "node-3\n", "its pods reach others");
-    cluster.wait_until("it is known to be well", || {
+    assert_eq!(back, "node-3\n", "its pods can reach other nodes");
+    cluster.wait_until("the node is Ready", || {
         let format = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status}";
         cluster.kubectl(&["get", "node", "node-2", "-o", format]).1 == "True"
     });
 }
 
-/// A Deployment is replaced while pods on all nodes ask all the time, and nobody is turned away.
+/// A rolling update of a Deployment while pods on all nodes send requests: no request fails.
 fn rolling_update_under_load(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     cluster.apply(&format!(
         r#"
@@ -494,7 +502,7 @@ spec:
         lifecycle: {{preStop: {{sleep: {{seconds: 2}}}}}}
 "#
     ));
-    cluster.wait_until("the first version runs", || {
+    cluster.wait_until("the first version is available", || {
         let format = "jsonpath={.status.availableReplicas}";
         cluster.kubectl(&["get", "deployment", "rolling", "-o", format]).1 == "3"
     });
@@ -506,13 +514,13 @@ spec:
     let answers = |pod: &str| cluster.sh(pod, "cat /answers");
     for (pod, _) in pods.values() {
         cluster.sh(pod, &loop_script);
-        cluster.wait_until("somebody asks", || answers(pod).contains("got 1\n"));
+        cluster.wait_until("the pod sends requests", || answers(pod).contains("got 1\n"));
     }
     cluster.ok(&["set", "env", "deployment/rolling", "VERSION=2"]);
     cluster.ok(&["rollout", "status", "deployment/rolling", "--timeout=60s"]);
     for (pod, _) in pods.values() {
         cluster.sh(pod, "touch /stop");
-        cluster.wait_until("the asking ends", || answers(pod).ends_with("done\n"));
+        cluster.wait_until("the requests end", || answers(pod).ends_with("done\n"));
         let responses = answers(pod);
         let failed = responses.lines().filter(|line| !matches!(*line, "got 1" | "got 2" | "done")).count();
         let request_count = responses.lines().count() - 1;
@@ -522,12 +530,12 @@ spec:
     }
 }
 
-/// Nodes without a common link: packets of pods go inside others, the large ones too.
+/// Nodes without a common link: packets between pods are encapsulated, including large ones.
 #[test]
 fn pod_network_uses_overlay_across_router() {
     let Some(mut cluster) = Cluster::start(2, &["--routed"]) else { return };
     cluster.apply(PODS);
-    cluster.wait_until("all pods run", || {
+    cluster.wait_until("all pods are running", || {
         let format = "jsonpath={.status.numberReady} {.status.desiredNumberScheduled}";
         cluster.kubectl(&["get", "daemonset", "web", "-o", format]).1 == "2 2"
     });
@@ -543,7 +551,7 @@ fn pod_network_uses_overlay_across_router() {
     assert!(cluster.process.terminate(DEADLINE).expect("an end").success());
 }
 
-/// Pods have an address of each family, and nodes of one only: those of the other go inside packets between nodes.
+/// Dual-stack pods on single-stack nodes: packets of the other family are encapsulated between nodes.
 #[test]
 fn dual_stack_pods_on_single_stack_nodes() {
     let flags = [
@@ -553,7 +561,7 @@ fn dual_stack_pods_on_single_stack_nodes() {
     let Some(mut cluster) = Cluster::start(2, &flags) else { return };
     let two = "spec:\n  ipFamilyPolicy: RequireDualStack\n  selector: {app: web}\n  ports: [{name: http";
     cluster.apply(&PODS.replacen("spec:\n  selector: {app: web}\n  ports: [{name: http", two, 1));
-    cluster.wait_until("all pods run", || {
+    cluster.wait_until("all pods are running", || {
         let format = "jsonpath={.status.numberReady} {.status.desiredNumberScheduled}";
         cluster.kubectl(&["get", "daemonset", "web", "-o", format]).1 == "2 2"
     });
@@ -569,12 +577,12 @@ fn dual_stack_pods_on_single_stack_nodes() {
     let service = second("service", "web", ".spec.clusterIPs[1]");
     for (pod, _) in pods.values() {
         for (node, address) in &addresses {
-            cluster.wait_until("a pod is reached over IPv6", || {
+            cluster.wait_until("a pod is reachable over IPv6", || {
                 cluster.kubectl(&["exec", pod, "--", "sh", "-c", &http_get_script(address, 8080)]).1.trim()
                     == *node
             });
         }
-        cluster.wait_until("the Service is reached over IPv6", || {
+        cluster.wait_until("the Service is reachable over IPv6", || {
             let answer = cluster.kubectl(&["exec", pod, "--", "sh", "-c", &http_get_script(&service, 80)]).1;
             pods.contains_key(answer.trim())
         });
@@ -593,13 +601,13 @@ fn dual_stack_pods_on_single_stack_nodes() {
     assert!(cluster.process.terminate(DEADLINE).expect("an end").success());
 }
 
-/// A server that is no node itself and has no way to pods but the tunnels that nodes leave: names, load balancers and
-/// Ingresses are there all the same.
+/// A server without a node reaches pods only through the tunnels of the nodes. DNS, LoadBalancer
+/// Services and Ingresses work nevertheless.
 #[test]
 fn server_without_agent_supports_remote_nodes() {
     let Some(mut cluster) = Cluster::start(3, &["--server-arg=--disable-agent"]) else { return };
     cluster.apply(PODS);
-    cluster.wait_until("all pods run", || {
+    cluster.wait_until("all pods are running", || {
         let format = "jsonpath={.status.numberReady} {.status.desiredNumberScheduled}";
         cluster.kubectl(&["get", "daemonset", "web", "-o", format]).1 == "2 2"
     });
@@ -613,14 +621,14 @@ fn server_without_agent_supports_remote_nodes() {
     assert!(cluster.process.terminate(DEADLINE).expect("an end").success());
 }
 
-/// The server cannot call nodes any more, and still gets logs from them and runs commands there.
+/// The server cannot connect to nodes any more, and logs and exec still work through the tunnels.
 fn node_access_by_tunnel(cluster: &Cluster, pods: &BTreeMap<String, (String, String)>) {
     let server = format!("--net=/proc/{}/ns/net", cluster.node_process(1).as_raw_nonzero());
     let drop_rules = "nft add table inet wall; nft add chain inet wall out '{ type filter hook output priority 0; }'; \
                 nft add rule inet wall out tcp dport 10250 drop";
     let drop_status = Command::new("nsenter").args([server.as_str(), "sh", "-ec", drop_rules]).status();
     if !drop_status.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: needs nft to keep the server from calling nodes");
+        eprintln!("skipped: needs nft to block connections from the server to nodes");
         return;
     }
     for (pod, _) in pods.values() {
@@ -629,10 +637,11 @@ fn node_access_by_tunnel(cluster: &Cluster, pods: &BTreeMap<String, (String, Str
     }
 }
 
-/// A node is killed, believed to be gone, and its pods run elsewhere once they do not tolerate that any more.
+/// A node is killed and marked NotReady, and its pods are replaced on other nodes after their
+/// toleration time.
 #[test]
 fn pods_are_evicted_from_unreachable_node() {
-    // Two signs of life may be missed, as with upstream's longer time.
+    // Two heartbeats may be missed, as with upstream's longer grace period.
     let grace = "--server-arg=--node-monitor-grace-period=25s";
     let Some(cluster) = Cluster::start(3, &[grace]) else { return };
     cluster.apply(&format!(
@@ -655,7 +664,7 @@ spec:
     ));
     let available =
         || cluster.kubectl(&["get", "deployment", "moving", "-o", "jsonpath={.status.availableReplicas}"]).1;
-    cluster.wait_until("all run", || available() == "6");
+    cluster.wait_until("all replicas are available", || available() == "6");
     rustix::process::kill_process(cluster.node_process(3), rustix::process::Signal::KILL).expect("killed");
     let started = Instant::now();
     while !cluster.kubectl(&["get", "node", "node-3"]).1.contains("NotReady") {
@@ -663,7 +672,7 @@ spec:
         std::thread::yield_now();
     }
     eprintln!("not ready after {:.0?}", started.elapsed());
-    cluster.wait_until("pods run elsewhere", || {
+    cluster.wait_until("the pods are replaced on other nodes", || {
         let format = "jsonpath={range .items[?(@.status.phase==\"Running\")]}{.spec.nodeName} {.metadata.deletionTimestamp}{\"\\n\"}{end}";
         let pods = cluster.ok(&["get", "pods", "-l", "app=moving", "-o", format]);
         let running_on_others = pods.lines().filter(|line| line.trim() == "node-1" || line.trim() == "node-2").count();

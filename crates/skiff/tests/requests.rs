@@ -1,5 +1,5 @@
-//! What every request can ask for: versions of HTTP, forms of the answer, dry runs, preconditions, graces,
-//! finalizers; and who may ask at all.
+//! Features of all requests: HTTP versions, content negotiation, dry run, preconditions, grace periods,
+//! finalizers and anonymous access.
 
 use std::io::Read as _;
 use std::process::Command;
@@ -37,7 +37,7 @@ fn responses_use_requested_encoding() {
     flate2::read::GzDecoder::new(&*compressed.body).read_to_end(&mut plain).unwrap();
     assert!(plain == whole.body && compressed.body.len() < 10_000, "{} bytes", compressed.body.len());
     let small = get(&[("accept-encoding", "gzip")], "/api/v1/namespaces/default");
-    assert_eq!(small.header("content-encoding"), None, "not worth it");
+    assert_eq!(small.header("content-encoding"), None, "small responses are not compressed");
 
     let space = "/api/v1/namespaces/default";
     let lines = |reply: Reply| reply.text().trim_end().lines().count();
@@ -113,7 +113,7 @@ fn dry_runs_answer_and_store_nothing() {
     let one = format!("{MAPS}/kept");
     let one = one.as_str();
     let apply = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"z": "2"}});
-    // The verb, its path, content type and body; then the code and a field of the answer.
+    // The method, path, content type and body; then the status code and a field of the response.
     let table = [
         (
             "POST",
@@ -168,10 +168,10 @@ fn deletion_waits_for_finalizers_and_grace_period() {
     let uid = &map["metadata"]["uid"];
     let deletion = delete(&with_finalizer, json!({"preconditions": {"uid": uid}}));
     assert!(deletion.json()["metadata"]["deletionTimestamp"].is_string(), "{}", deletion.text());
-    assert_eq!(status(&with_finalizer), 200, "the finalizer holds it");
+    assert_eq!(status(&with_finalizer), 200, "kept because of the finalizer");
     let body = json!({"metadata": {"finalizers": ["example.com/x", "example.com/y"]}}).to_string();
     let more = http.send("PATCH", &with_finalizer, &[("content-type", MERGE)], body.as_bytes()).unwrap();
-    assert_eq!(more.status, 422, "too late for more: {}", more.text());
+    assert_eq!(more.status, 422, "finalizers cannot be added during deletion: {}", more.text());
     let body = json!({"metadata": {"finalizers": null}}).to_string();
     assert_eq!(
         http.send("PATCH", &with_finalizer, &[("content-type", MERGE)], body.as_bytes()).unwrap().status,
@@ -183,7 +183,7 @@ fn deletion_waits_for_finalizers_and_grace_period() {
     make(&http, PODS, json!({"metadata": {"name": "free"}, "spec": spec("")}));
     make(&http, PODS, json!({"metadata": {"name": "placed"}, "spec": spec("n1")}));
     assert_eq!(delete(&format!("{PODS}/free"), json!({})).status, 200);
-    assert_eq!(status(&format!("{PODS}/free")), 404, "no node has to stop it");
+    assert_eq!(status(&format!("{PODS}/free")), 404, "deleted immediately without a node");
     let scheduled = format!("{PODS}/placed");
     let deletion = delete(&scheduled, json!({}));
     assert_eq!(deletion.json()["metadata"]["deletionGracePeriodSeconds"], 30, "{}", deletion.text());
@@ -222,7 +222,7 @@ fn stale_updates_are_rejected() {
         "Operation cannot be fulfilled on configmaps \"a\": the object has been modified; please apply your changes to the latest version and try again"
     );
     next["metadata"]["resourceVersion"] = Value::Null;
-    assert_eq!(put(&next).status, 200, "without a version it is replaced whatever it is");
+    assert_eq!(put(&next).status, 200, "an update without a version is unconditional");
     next["metadata"]["uid"] = "5c1a9a0e-2b7e-4a36-9d3e-0d7a1f0f6f1c".into();
     assert_eq!(put(&next).status, 409, "another object of this name");
     next["metadata"]["name"] = "b".into();
@@ -245,7 +245,7 @@ fn anonymous_access_is_limited_to_health_endpoints() {
     }
     assert_eq!(anonymous.post(MAPS, &json!({"metadata": {"name": "x"}})).unwrap().status, 403);
 
-    // The right name from the wrong authority.
+    // A certificate with the right name from another CA.
     let folder = tempfile::tempdir().unwrap();
     let now = jiff::Timestamp::now();
     let authority = pki::Authority::load_or_create(folder.path(), "client-ca", now).unwrap();

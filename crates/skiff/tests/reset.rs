@@ -1,6 +1,6 @@
-//! `skiff reset` leaves a host as it was before `skiff server`.
+//! `skiff reset` restores the host to its state before `skiff server`.
 //!
-//! Needs root, kubectl, busybox and nft; says so and passes where these are missing.
+//! Needs root, kubectl, busybox and nft; skipped otherwise.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt as _;
@@ -12,7 +12,8 @@ use testkit::{Network, Server};
 const DEADLINE: Duration = Duration::from_secs(60);
 const IMAGE: &str = "docker.io/library/busybox:1.36";
 
-/// Links, routes, rules, mounts, cgroups and processes, as far as they are of this network or this directory.
+/// Links, routes, rules, mounts, cgroups and processes that belong to this network namespace or contain
+/// one of the needles.
 fn host_state(network: &Network, patterns: &[String]) -> BTreeSet<String> {
     let mut state = BTreeSet::new();
     let sysctl = "cat /proc/sys/net/ipv4/ip_forward";
@@ -57,7 +58,8 @@ fn host_is_clean_after_reset() {
     check(&[], Server::stop);
 }
 
-/// A containerd of ours goes with the server, unless that is killed; and its pods never do.
+/// A managed containerd stops with the server unless that is killed; its pods keep running in both
+/// cases.
 #[test]
 fn host_is_clean_after_reset_with_containerd() {
     if !has("containerd") || std::path::Path::new("/run/containerd/containerd.sock").exists() {
@@ -136,7 +138,7 @@ fn check(flags: &[&str], end: fn(&mut Server)) {
     assert!(done && server.data_dir().exists(), "{said}");
     let after = host_state(&network, &patterns);
     assert_eq!(after, before);
-    // Again, since there may be nothing to remove; and with all data.
+    // A second reset has nothing to remove and succeeds; this one removes all data as well.
     let (done, said) = reset(&server, &["--yes"]);
     assert!(done && !server.data_dir().exists(), "{said}");
     assert_eq!(host_state(&network, &patterns), before);
@@ -162,7 +164,7 @@ fn reset_stops_server_and_handles_failed_pod_removal() {
         let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
         (output.status.success(), text.concat())
     };
-    // Without a data directory: that of the only node in this network is meant.
+    // Without --data-dir, the command uses that of the only node in this network namespace.
     server.wait_until("the runtime has the image", || skiff(&server, &["image", "import", &archive]).0);
     let listed = skiff(&server, &["image", "ls"]).1;
     assert!(listed.contains(&data) && listed.contains("busybox"), "{listed}");
@@ -186,7 +188,7 @@ fn reset_stops_server_and_handles_failed_pod_removal() {
     for name in ["one", "two"] {
         server.wait_for_pod(name, "condition=Ready");
     }
-    // The pod's directory is not empty as long as something is mounted in it.
+    // The pod's directory cannot be removed while something is mounted in it.
     let pods = server.data_dir().join("agent/runtime/pods");
     let pod =
         std::fs::read_dir(&pods).expect("pods").flatten().find(|pod| pod.path().join("socket").exists());

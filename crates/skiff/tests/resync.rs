@@ -1,4 +1,4 @@
-//! Control loops that start again over a cluster at rest look at everything and change nothing.
+//! Controllers that restart on an idle cluster process all objects and change nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 const DEADLINE: Duration = Duration::from_secs(90);
-/// So long nothing is written: the cluster is at rest, and loops that had something to write would have done so.
+/// The cluster is idle if nothing was written for this long; controllers with pending work would have
+/// written by then.
 const IDLE_DURATION: Duration = Duration::from_secs(3);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -38,12 +39,12 @@ async fn restart_of_controllers_writes_nothing_to_idle_cluster() {
     let second = start(&server);
     second.wait_until_idle(async || true).await;
     let written = second.last_writes();
-    assert!(written.is_empty(), "loops that have nothing to do write {written:#?}");
+    assert!(written.is_empty(), "controllers of an idle cluster wrote {written:#?}");
     second.end.send_replace(true);
     stop.send_replace(true);
 }
 
-/// One of most things that loops look after.
+/// One object of most kinds that controllers manage.
 fn cluster_objects() -> Vec<Value> {
     let template = |app: &str| json!({"metadata": {"labels": {"app": app}}, "spec": {"containers": [{"name": "main", "image": "app:1"}]}});
     let selected = |app: &str, more: Value| {
@@ -129,7 +130,7 @@ async fn is_ready(client: &Client) -> bool {
         && number("/apis/batch/v1/namespaces/default/jobs/sums", "/status/succeeded").await == Some(3)
 }
 
-/// Loops at work, and what they have written.
+/// Running controllers, and the writes they have made.
 struct RunningControllers {
     writes: Arc<Mutex<Vec<(Instant, String)>>>,
     started: Instant,
@@ -150,21 +151,25 @@ fn start(server: &apiserver::RunningServer) -> RunningControllers {
         ..Settings::default()
     };
     let ctx = Ctx::new(client, Clock::default(), ended).with_settings(settings);
-    let chosen = controllers::EnabledControllers::parse(&[]).expect("all of them");
+    let chosen = controllers::EnabledControllers::parse(&[]).expect("the default controllers are valid");
     tokio::spawn(controllers::run(ctx.clone(), chosen));
     tokio::spawn(async move {
         let config = scheduler::config::Config::with_defaults();
-        scheduler::run::run(ctx, config, &[]).await.expect("upstream's own configuration");
+        scheduler::run::run(ctx, config, &[]).await.expect("the default configuration is valid");
     });
     RunningControllers { writes, started: Instant::now(), end }
 }
 
 impl RunningControllers {
-    /// Waits until `done`, and until nothing has been written for a while.
+    /// Waits until `done` returns true and nothing was written for a while.
     async fn wait_until_idle(&self, done: impl AsyncFn() -> bool) {
         let deadline = Instant::now() + DEADLINE;
         while !self.is_idle() || !done().await {
-            assert!(Instant::now() < deadline, "no rest; the last writes were {:#?}", self.last_writes());
+            assert!(
+                Instant::now() < deadline,
+                "the cluster is not idle; last writes: {:#?}",
+                self.last_writes()
+            );
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -179,7 +184,7 @@ impl RunningControllers {
     }
 }
 
-/// A connection that notes what is written over it.
+/// A connection that records writes.
 struct RecordingConnection {
     inner: Arc<dyn Connection>,
     user: &'static str,
@@ -203,7 +208,7 @@ impl Connection for RecordingConnection {
 
     fn impersonate(&self, name: &str) -> Option<Arc<dyn Connection>> {
         let inner = self.inner.impersonate(name)?;
-        // As long as the test: there are few names.
+        // Leaked for the duration of the test: there are few names.
         let user = Box::leak(name.to_owned().into_boxed_str());
         Some(Arc::new(RecordingConnection { inner, user, writes: self.writes.clone() }))
     }

@@ -1,7 +1,8 @@
-//! `skiff runtime`: pods for a kubelet that is not ours, over CRI. Here is what such a one expects of a runtime besides
-//! containers, which has tests of its own: a network that leads somewhere, and ports of the machine.
+//! `skiff runtime`: the embedded runtime for another kubelet, over CRI. Tests what such a kubelet
+//! expects of a runtime in addition to containers, which have tests of their own: the pod network and
+//! host ports.
 //!
-//! Needs root and busybox; says so and passes where these are missing.
+//! Needs root and busybox; skipped otherwise.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,7 +14,7 @@ use testkit::{Network, Process};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const IMAGE: &str = "docker.io/library/busybox:1.36";
-/// An address of the machine.
+/// An address of the host.
 const HOST_ADDRESS: &str = "192.0.2.1";
 
 struct StandaloneRuntime {
@@ -23,7 +24,7 @@ struct StandaloneRuntime {
     network: Network,
 }
 
-/// A command where the runtime is.
+/// A command in the runtime's network namespace.
 fn in_network(network: &Network, program: &str) -> Command {
     let mut command = Command::new("nsenter");
     command.arg(format!("--net={}", network.path().display())).arg("--").arg(program);
@@ -95,7 +96,7 @@ impl StandaloneRuntime {
         }
     }
 
-    /// A pod that says its name to everybody who comes to port 8080.
+    /// Runs a pod that responds to every connection on port 8080 with its name.
     async fn pod(&self, name: &str, ports: &[(i32, i32, &str)]) -> String {
         let config = self.config(name, ports);
         let failed = |error: runtime::Error| -> String { panic!("{error}\n{}", self.process.log()) };
@@ -122,7 +123,7 @@ impl StandaloneRuntime {
         pod
     }
 
-    /// Who answers at a port of the machine, as soon as it is whom we expect.
+    /// Waits until a host port returns the expected response.
     #[track_caller]
     fn check(&self, address: &str, port: u16, expected: &str) {
         let started = Instant::now();
@@ -158,7 +159,7 @@ async fn host_ports_are_mapped_to_pods() {
     standalone.check(HOST_ADDRESS, 81, "two");
     standalone.check(HOST_ADDRESS, 82, "");
     standalone.check(HOST_ADDRESS, 80, "one");
-    // The next one knows them too, whatever became of the one before.
+    // A restarted runtime restores the ports, even after SIGKILL.
     standalone.process.kill();
     standalone.process = start_runtime(&standalone.network, &standalone.dir);
     standalone.check(HOST_ADDRESS, 80, "one");

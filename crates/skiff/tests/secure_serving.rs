@@ -1,4 +1,4 @@
-//! Roles that run apart tell how they are doing, to those who may know.
+//! Standalone components serve health, metrics and their configuration, with authorization.
 
 use std::net::TcpListener;
 use std::process::Command;
@@ -11,7 +11,7 @@ use testkit::{Http, Process, Server};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A port nobody uses just now.
+/// A port that is free at the moment.
 fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -61,9 +61,10 @@ fn check_component(server: &Server, role: &str, group: &str, expected_metric: &s
         answer["status"]["token"].as_str().map(str::to_owned)
     });
     let token = token.unwrap();
-    assert_eq!(bearer(&token).status, 403, "nobody has let it");
+    assert_eq!(bearer(&token).status, 403, "the service account has no permission");
 
-    // The administrator's certificate is good here too: the API server publishes who vouches for it.
+    // The administrator's certificate is accepted, because the API server publishes the CA for client
+    // certificates.
     let own = std::fs::read_to_string(server.kubeconfig()).unwrap();
     let value = |field: &str| {
         use base64::Engine as _;
@@ -78,7 +79,7 @@ fn check_component(server: &Server, role: &str, group: &str, expected_metric: &s
     assert!(metrics.contains("process_resident_memory_bytes "), "{metrics}");
     assert!(admin.get("/configz").unwrap().json()[group].is_object());
     assert_eq!(admin.get("/nothing").unwrap().status, 404);
-    // What another authority has signed is nobody's.
+    // A certificate of an unknown CA is rejected.
     let other_certificate =
         authority.issue(&Leaf { usage: Usage::Client, ..leaf }, Timestamp::now()).unwrap();
     let other_client =

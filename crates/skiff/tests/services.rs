@@ -1,15 +1,16 @@
-//! Services and names as pods see them: real containers, our rules in a real kernel, our names.
+//! Services and DNS as pods see them: real containers, the rules in a real kernel, the cluster DNS.
 //!
-//! Needs root, containerd and kubectl; says so and passes where these are missing.
+//! Needs root, containerd and kubectl; skipped otherwise.
 
 use std::process::Command;
 
 use testkit::{Containerd, Server};
 
-/// The pods' network of the test's containerd, and an address for the node that holds them.
+/// The pod network of the test's containerd, and an address of the node.
 const POD_CIDR: &str = "10.88.0.0/16";
 const NODE_ADDRESS: &str = "192.0.2.1";
-/// Asks the web server at an address and a port. (The image's wget needs files of its C library to be there.)
+/// Sends a request to the web server at an address and port. The image's wget cannot be used: it needs
+/// files of the C library.
 const REQUEST_SCRIPT: &str = r"printf 'GET / HTTP/1.0\r\n\r\n' | busybox nc -w 10 $AT | busybox tail -n 1";
 
 struct Cluster {
@@ -24,7 +25,7 @@ fn start() -> Option<Cluster> {
     }
     let dir = tempfile::tempdir().expect("a directory");
     let containerd = Containerd::start(&dir.path().join("containerd")).expect("a containerd");
-    // A node has an address and a way out.
+    // The node needs an address and a default route.
     let script = format!(
         "ip link add uplink type veth peer name far && ip link set far up && ip addr add {NODE_ADDRESS}/24 dev uplink && ip link set uplink up \
          && ip route add default via 192.0.2.254"
@@ -43,7 +44,7 @@ fn start() -> Option<Cluster> {
     Some(cluster)
 }
 
-/// Runs a script in the node's network.
+/// Runs a script in the node's network namespace.
 #[track_caller]
 fn run_in_network(containerd: &Containerd, script: &str) -> String {
     let network = format!("--net={}", containerd.network().display());
@@ -67,7 +68,7 @@ impl Cluster {
         }));
     }
 
-    /// What a command in the client pod says.
+    /// The output of a command in the client pod.
     fn run_in_client(&self, command: &str) -> String {
         let output = self.server.kubectl(&["exec", "client", "--", "sh", "-c", command]);
         format!("{}{}", output.stdout, output.stderr)
@@ -98,11 +99,11 @@ fn services_ingress_and_dns_from_pods() {
     let ready = ["wait", "--for=condition=Ready", "pod/one", "pod/two", "pod/client", "--timeout=50s"];
     cluster.server.kubectl(&ready).ok();
 
-    // Both pods answer for the Service, from a pod and from outside.
+    // Both pods serve the Service, from a pod and from outside.
     for at in ["10.43.7.1 80", "192.0.2.1 30080"] {
         let request = REQUEST_SCRIPT.replace("$AT", at);
         let mut seen = std::collections::BTreeSet::new();
-        cluster.server.wait_until("both pods answer", || {
+        cluster.server.wait_until("both pods respond", || {
             seen.insert(cluster.run_in_client(&request).trim().to_owned());
             seen.contains("one") && seen.contains("two")
         });
@@ -113,7 +114,7 @@ fn services_ingress_and_dns_from_pods() {
         words.trim() == "one" || words.trim() == "two"
     });
 
-    // A port of the machine leads to its pod, and only because of our rules.
+    // A host port is mapped to its pod by skiff's own rules, not by the portmap plugin.
     let serve = "mkdir /www; echo held > /www/index.html; exec busybox httpd -f -p 8080 -h /www";
     cluster.apply(&serde_json::json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "held"},
@@ -123,13 +124,13 @@ fn services_ingress_and_dns_from_pods() {
         }]},
     }));
     let port_request = REQUEST_SCRIPT.replace("$AT", "192.0.2.1 8090");
-    cluster
-        .server
-        .wait_until("the port leads to its pod", || cluster.run_in_client(&port_request).trim() == "held");
+    cluster.server.wait_until("the host port is mapped to the pod", || {
+        cluster.run_in_client(&port_request).trim() == "held"
+    });
     let others = run_in_network(&cluster.containerd, "iptables -t nat -S 2>/dev/null || true");
     assert!(!others.contains("8090"), "{others}");
 
-    // From outside, by host and path.
+    // Ingress: requests from outside, by host and path.
     let backend = serde_json::json!({"service": {"name": "web", "port": {"name": "http"}}});
     cluster.apply(&serde_json::json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "Ingress", "metadata": {"name": "web"},
@@ -143,19 +144,19 @@ fn services_ingress_and_dns_from_pods() {
     };
     cluster
         .server
-        .wait_until("the Ingress leads to the pods", || ["one", "two"].contains(&&*by_host("web.example")));
-    cluster
-        .server
-        .wait_until("nobody answers for others", || by_host("other.example") == "404 page not found");
-    cluster.server.wait_until("its status says where", || {
+        .wait_until("the Ingress routes to the pods", || ["one", "two"].contains(&&*by_host("web.example")));
+    cluster.server.wait_until("other hosts get 404", || by_host("other.example") == "404 page not found");
+    cluster.server.wait_until("the Ingress status has the node address", || {
         let seen = cluster.server.kubectl(&["get", "ingress", "web", "--no-headers"]).stdout;
         seen.split_whitespace().take(4).eq(["web", "skiff", "web.example", NODE_ADDRESS])
     });
     cluster.server.kubectl(&["delete", "ingress", "web"]).ok();
-    cluster.server.wait_until("what is deleted is gone", || by_host("web.example") == "404 page not found");
+    cluster
+        .server
+        .wait_until("the deleted Ingress is not served", || by_host("web.example") == "404 page not found");
 
-    // Names: with and without the search list, several addresses, backwards, and none.
-    cluster.server.wait_until("a name is known", || {
+    // DNS: Service names, several addresses, SRV records, reverse lookups and NXDOMAIN.
+    cluster.server.wait_until("the Service name is resolved", || {
         cluster.run_in_client("busybox nslookup web.default.svc.cluster.local").contains("10.43.7.1")
     });
     let config = cluster.run_in_client("cat /etc/resolv.conf");
@@ -167,14 +168,17 @@ fn services_ingress_and_dns_from_pods() {
     assert_eq!(service.matches("8080 10-88-").count(), 2, "{service}");
     let back = cluster.run_in_client("busybox nslookup -type=ptr 1.7.43.10.in-addr.arpa");
     assert!(back.contains("web.default.svc.cluster.local"), "{back}");
-    let none = cluster.run_in_client("busybox nslookup nobody.default.svc.cluster.local");
+    let none = cluster.run_in_client("busybox nslookup missing.default.svc.cluster.local");
     assert!(none.contains("NXDOMAIN"), "{none}");
 
-    // A pod that goes takes no connection with it.
+    // Deleting a pod breaks no connection.
     cluster.server.kubectl(&["delete", "pod", "one", "--wait=true"]).ok();
     for _ in 0..20 {
         assert_eq!(cluster.run_in_client(&request).trim(), "two");
     }
     let counted = cluster.server.kubectl(&["get", "--raw", "/metrics"]).stdout;
-    assert!(counted.contains("coredns_dns_requests_total{proto=\"udp\",type=\"A\"}"), "names are counted");
+    assert!(
+        counted.contains("coredns_dns_requests_total{proto=\"udp\",type=\"A\"}"),
+        "DNS metrics are reported"
+    );
 }

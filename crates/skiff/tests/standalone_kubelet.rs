@@ -1,6 +1,7 @@
-//! `skiff kubelet`: a node alone, with a server that is not always there, and with certificates that it asks for.
+//! `skiff kubelet`: a standalone kubelet with a server that is sometimes unavailable, and with
+//! requested certificates.
 //!
-//! Needs root, kubectl and busybox; says so and passes where these are missing.
+//! Needs root, kubectl and busybox; skipped otherwise.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ struct TestCluster {
     dir: tempfile::TempDir,
 }
 
-/// What nodes have left, which are no more by then.
+/// Cleans up after the nodes, whose processes have exited by then.
 impl Drop for TestCluster {
     fn drop(&mut self) {
         let data = self.path("data");
@@ -42,7 +43,7 @@ impl TestCluster {
         self.dir.path().join(name)
     }
 
-    /// A kubeconfig for the server with this user.
+    /// Writes a kubeconfig for the server with this user.
     fn write_kubeconfig(&self, name: &str, user: &Value) {
         let authority = self.server.data_dir().join("tls/server-ca.crt");
         let text = json!({
@@ -63,12 +64,12 @@ impl TestCluster {
         command.args(["kubelet", "--node-name", "alone", "--node-ip", "192.0.2.8", "--kubelet-port", "0"]);
         command.arg("--kubeconfig").arg(self.path("kubeconfig")).arg("--data-dir").arg(self.path("data"));
         let mut process = Process::spawn(command.args(flags)).expect("a node");
-        let is_started = |log: &str| log.contains("a node is at work").then_some(());
+        let is_started = |log: &str| log.contains("kubelet started").then_some(());
         process.wait_until_log(DEADLINE, is_started).unwrap_or_else(|error| panic!("{error:#}"));
         process
     }
 
-    /// kubectl's answer as JSON.
+    /// The output of `kubectl get -o json`.
     fn get(&self, what: &[&str]) -> Value {
         let output = self.server.kubectl(&[&["get", "-o", "json"], what].concat());
         serde_json::from_str(&output.stdout).unwrap_or_default()
@@ -81,7 +82,7 @@ impl TestCluster {
     }
 }
 
-/// Runs of a container with this command.
+/// PIDs of container processes with this command line.
 fn container_pids(words: &str) -> Vec<u32> {
     testkit::processes()
         .into_iter()
@@ -123,14 +124,14 @@ fn static_pods_run_without_apiserver() {
             "spec": {"hostNetwork": true, "terminationGracePeriodSeconds": 1, "containers": [main]},
         })
     };
-    // Long enough to be told from all others.
+    // A number that is unique on this machine, so that the process can be found by it.
     let seconds = 1_000_000 + 2 * std::process::id();
     let words = |seconds: u32| format!("sleep {seconds}");
     let write = |seconds: u32| {
         std::fs::write(manifests.join(".own"), manifest(seconds).to_string()).expect("written");
         std::fs::rename(manifests.join(".own"), manifests.join("own.json")).expect("there");
     };
-    // Nobody is there to be asked.
+    // Static pods start while the server is unavailable.
     cluster.server.stop();
     let mut node = cluster.node(&[&flag]);
     let archive = testkit::busybox_image(cluster.dir.path(), IMAGE).expect("an image").display().to_string();
@@ -142,7 +143,7 @@ fn static_pods_run_without_apiserver() {
         node.wait_until(DEADLINE, || single_pid(&words(seconds))).unwrap_or_else(|error| panic!("{error:#}"));
     assert!(node.terminate(DEADLINE).expect("an end").success());
     let mut node = cluster.node(&[&flag]);
-    // Somebody comes, and is told.
+    // The mirror pod is created when the server is available again.
     cluster.server.restart();
     let mirror_pod = |cluster: &TestCluster| {
         let pod = cluster.get(&["pod", "own-alone"]);
@@ -153,34 +154,34 @@ fn static_pods_run_without_apiserver() {
         node.wait_until(DEADLINE, || mirror_pod(cluster)).unwrap_or_else(|error| panic!("{error:#}"))
     };
     let pod = wait_for_mirror_pod(&mut node, &cluster);
-    assert_eq!(single_pid(&words(seconds)), Some(first), "it has run all the time");
+    assert_eq!(single_pid(&words(seconds)), Some(first), "the container was not restarted");
     assert_eq!(pod["status"]["containerStatuses"][0]["restartCount"], 0);
     assert_eq!(pod["metadata"]["ownerReferences"][0]["kind"], "Node");
     let uid = |pod: &Value| pod["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
     let annotation = |pod: &Value| pod["metadata"]["annotations"]["kubernetes.io/config.mirror"].clone();
-    // The likeness may be deleted, which is not the pod.
+    // Deleting the mirror pod does not affect the static pod; the mirror pod is created again.
     cluster.server.kubectl(&["delete", "pod", "own-alone", "--wait=false"]).ok();
-    cluster.server.wait_until("there is another", || {
+    cluster.server.wait_until("the mirror pod is created again", || {
         mirror_pod(&cluster).is_some_and(|other| uid(&other) != uid(&pod))
     });
     assert_eq!(single_pid(&words(seconds)), Some(first));
-    // Another manifest is another pod.
+    // A changed manifest replaces the pod.
     write(seconds + 1);
-    cluster.server.wait_until("another is shown", || {
+    cluster.server.wait_until("the mirror pod is replaced", || {
         mirror_pod(&cluster).is_some_and(|other| annotation(&other) != annotation(&pod))
     });
     assert!(single_pid(&words(seconds + 1)).is_some() && container_pids(&words(seconds)).is_empty());
-    // It goes, whether anybody can be told or not.
+    // The pod ends when its manifest is removed, even if the server is unavailable.
     cluster.server.stop();
     std::fs::remove_file(manifests.join("own.json")).expect("removed");
     node.wait_until(DEADLINE, || container_pids(&words(seconds + 1)).is_empty().then_some(()))
         .expect("it goes");
     cluster.server.restart();
-    cluster.server.wait_until("nothing is shown", || cluster.get(&["pod", "own-alone"]).is_null());
+    cluster.server.wait_until("the mirror pod is deleted", || cluster.get(&["pod", "own-alone"]).is_null());
     assert!(node.terminate(DEADLINE).expect("an end").success());
 }
 
-/// A node that is nobody yet asks for a certificate, and for another one before that ends.
+/// A node without a certificate requests one, and renews it before it expires.
 #[test]
 fn kubelet_requests_and_rotates_client_certificate() {
     let Some(cluster) = TestCluster::new() else { return };
@@ -204,7 +205,7 @@ fn kubelet_requests_and_rotates_client_certificate() {
     let auth_args: Vec<&str> = owned_args.iter().map(String::as_str).collect();
     assert!(cluster.server.kubectl(&auth_args).ok().contains("system:node:alone"));
     assert!(node.terminate(DEADLINE).expect("an end").success());
-    // It is about to end; and then it has.
+    // First with a certificate that is about to expire, then with an expired one.
     let now = jiff::Timestamp::now();
     let authority = cluster.server.data_dir().join("tls");
     let authority = pki::Authority::load_or_create(&authority, "client-ca", now).expect("an authority");

@@ -1,5 +1,5 @@
-//! What was answered is on disk: after SIGKILL, after a backup and a restore. What is broken on disk is said,
-//! not served. And nobody else reads it.
+//! Durability: confirmed writes are on disk after SIGKILL and after a backup and a restore, corrupt
+//! files are reported and not served, and files are private.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
@@ -16,7 +16,8 @@ const WRITER_COUNT: usize = 4;
 const KILL_COUNT: usize = 4;
 const RESPONSES_BEFORE_KILL: usize = 60;
 
-/// What is known of an object: what the last answer said, or nothing since a request went unanswered.
+/// The expected state of an object: that of the last response, or unknown after a request without a
+/// response.
 #[derive(Clone, Debug)]
 enum ObjectState {
     Stored(Value),
@@ -54,7 +55,7 @@ fn confirmed_writes_are_stored_after_sigkill() {
     }
 }
 
-/// Creates, changes and deletes objects, one after the other, and reports each answer.
+/// Creates, updates and deletes objects one after another, and reports each response.
 fn write_until_it_fails(http: &Http, prefix: &str, responses: &Sender<(String, ObjectState)>) {
     for i in 0.. {
         let name = format!("{prefix}-{i}");
@@ -67,7 +68,7 @@ fn write_until_it_fails(http: &Http, prefix: &str, responses: &Sender<(String, O
             ("PATCH", &path, merge, json!({"data": {"a": "2"}}).to_string()),
             ("DELETE", &path, json, String::new()),
         ];
-        // A third of the objects is left as made, a third changed, a third deleted.
+        // A third of the objects is only created, a third is updated, a third is deleted.
         for (method, path, headers, body) in &steps[..=i % 3] {
             let state = match http.send(method, path, headers, body.as_bytes()) {
                 Ok(reply) if *method == "DELETE" && reply.status == 200 => ObjectState::Deleted,
@@ -93,14 +94,17 @@ fn verify(http: &Http, known: &BTreeMap<String, ObjectState>) {
                 assert_same(name, expected, object);
                 latest_version = latest_version.max(version(object));
             }
-            (ObjectState::Stored(_), None) => panic!("{name} was answered and is lost"),
-            (ObjectState::Deleted, Some(_)) => panic!("{name} was deleted and is back"),
+            (ObjectState::Stored(_), None) => panic!("{name} was confirmed and is lost"),
+            (ObjectState::Deleted, Some(_)) => panic!("{name} was deleted and is stored"),
             (ObjectState::Deleted, None) | (ObjectState::Unknown, _) => {}
         }
     }
     let map = json!({"metadata": {"generateName": "after-"}});
     let created = http.post(MAPS, &map).unwrap().json();
-    assert!(version(&created) > latest_version, "versions only grow: {created} after {latest_version}");
+    assert!(
+        version(&created) > latest_version,
+        "resource versions only increase: {created} after {latest_version}"
+    );
 }
 
 #[test]
@@ -117,7 +121,7 @@ fn backup_and_restore_keeps_objects() {
     assert!(!rejected.status.success() && text(&rejected).contains("in use"), "{}", text(&rejected));
     server.stop();
     assert!(skiff(&["backup", file, "--data-dir", data]).status.success());
-    assert_eq!(mode(Path::new(file)) & 0o077, 0, "a backup holds Secrets");
+    assert_eq!(mode(Path::new(file)) & 0o077, 0, "a backup contains Secrets");
     let rejected = skiff(&["restore", file, "--data-dir", data]);
     assert!(!rejected.status.success() && text(&rejected).contains("store"), "{}", text(&rejected));
     std::fs::remove_dir_all(server.data_dir().join("store")).unwrap();
@@ -152,7 +156,7 @@ fn only_one_server_uses_a_directory() {
     let words = text(&second);
     assert_eq!(second.status.code(), Some(1), "{words}");
     assert!(words.contains("in use") && words.contains(data.to_str().unwrap()), "{words}");
-    assert_eq!(server.http().get("/readyz").unwrap().status, 200, "the first one goes on");
+    assert_eq!(server.http().get("/readyz").unwrap().status, 200, "the first server keeps running");
 }
 
 #[test]
@@ -166,7 +170,7 @@ fn corrupt_record_error_has_file_and_offset() {
     walk(&server.data_dir().join("store"), &mut files);
     let log = files.iter().max_by_key(|path| std::fs::metadata(path).unwrap().len()).unwrap();
     let mut bytes = std::fs::read(log).unwrap();
-    // The file is longer than what is written in it.
+    // The file is preallocated, so it ends with zeros.
     let middle = bytes.iter().rposition(|byte| *byte != 0).unwrap() / 2;
     bytes[middle] ^= 0x10;
     std::fs::write(log, bytes).unwrap();
@@ -175,12 +179,12 @@ fn corrupt_record_error_has_file_and_offset() {
     command.args(start).arg("--data-dir").arg(server.data_dir());
     let mut process = Process::spawn(&mut command).unwrap();
     let words = process.wait_until(Duration::from_secs(30), || None::<()>).unwrap_err().to_string();
-    assert!(words.starts_with("the process ended with exit status: 1"), "{words}");
+    assert!(words.starts_with("the process exited with exit status: 1"), "{words}");
     assert!(words.contains(log.file_name().unwrap().to_str().unwrap()), "names the file: {words}");
-    // Where the broken record starts, a little before the byte.
+    // The reported offset is the start of the corrupt record, slightly before the changed byte.
     let offset = words.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse::<usize>().ok());
     let offset_matches = offset.clone().any(|offset| offset <= middle && middle - offset < 4096);
-    assert!(offset_matches, "names the place, before {middle}: {words}");
+    assert!(offset_matches, "reports the offset, before {middle}: {words}");
 }
 
 #[test]
@@ -191,7 +195,7 @@ fn data_dir_and_keys_are_private() {
     let mut files = Vec::new();
     walk(&server.data_dir(), &mut files);
     let keys = files.iter().filter(|path| path.to_string_lossy().contains("key"));
-    assert!(keys.clone().count() > 0, "keys are there: {files:?}");
+    assert!(keys.clone().count() > 0, "there are key files: {files:?}");
     for path in files {
         let is_key = std::fs::read(&path).unwrap().windows(11).any(|part| part == b"PRIVATE KEY");
         assert!(!is_key || mode(&path) & 0o077 == 0, "{} is {:o}", path.display(), mode(&path));

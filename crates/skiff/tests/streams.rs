@@ -1,7 +1,7 @@
-//! Many streams to pods at once, by both protocols that kubectl has had: nothing is lost, nothing is mixed up.
+//! Many concurrent streams to pods, with both protocols of kubectl: no data is lost or mixed up.
 //!
-//! `SKIFF_BIN` says which program, `PATH` which kubectl; one from before 1.29 speaks the older protocol whatever it is told.
-//! Needs root, kubectl and busybox; says so and passes where these are missing.
+//! `SKIFF_BIN` selects the skiff binary and `PATH` the kubectl; kubectl before 1.29 always uses the
+//! older protocol. Needs root, kubectl and busybox; skipped otherwise.
 
 use std::io::{Read as _, Write as _};
 use std::path::Path;
@@ -10,13 +10,13 @@ use std::process::{Command, Stdio};
 use testkit::{BackgroundCommand, Network, Server, Terminal};
 
 const IMAGE: &str = "docker.io/library/busybox:1.36";
-/// Commands in one container at the same time.
+/// Concurrent commands in one container.
 const EXEC_COUNT: usize = 50;
-/// Bytes that each of them is given and gives back.
+/// Bytes that each command receives and sends back.
 const ECHO_BYTES: usize = 64 << 10;
-/// Bytes of the file that is copied there and back.
+/// Size in bytes of the file that is copied in both directions.
 const FILE_BYTES: usize = 100 << 20;
-/// Lines that a container says while somebody listens.
+/// Lines that a container writes while its log is followed.
 const LINE_COUNT: usize = 100_000;
 
 #[test]
@@ -46,7 +46,7 @@ fn many_streams_at_once() {
         let script = format!("while ! test -e /go; do sleep 0.1; done; seq 1 {LINE_COUNT}");
         server.run_pod(&log_pod, &script, "Never");
         server.wait_for_pod(&log_pod, "condition=Ready");
-        // All of these go on beside each other.
+        // All of these run concurrently.
         std::thread::scope(|scope| {
             scope.spawn(|| streams.follow_logs(&log_pod));
             scope.spawn(|| streams.copy(&file, &dir.path().join("back"), &bytes));
@@ -85,7 +85,7 @@ impl Streams<'_> {
         assert!(output.status.success(), "{arguments:?}, websockets: {}: {stderr}", self.websockets);
     }
 
-    /// Who follows hears every line, in order, and the end.
+    /// A client that follows the log gets every line in order, and the end of the stream.
     fn follow_logs(&self, pod: &str) {
         let mut log_stream = self.spawn(&["logs", "-f", pod]);
         self.run(&["exec", pod, "--", "touch", "/go"]);
@@ -104,7 +104,7 @@ impl Streams<'_> {
         assert!(std::fs::read(back).expect("a copy") == bytes, "websockets: {}", self.websockets);
     }
 
-    /// Each gets its own words back, and nobody else's.
+    /// Each command gets its own input back.
     fn echo(&self) {
         let words = |i: usize| format!("{i:08}\n").repeat(ECHO_BYTES / 9).into_bytes();
         let mut all: Vec<_> =
@@ -152,7 +152,7 @@ impl Streams<'_> {
     /// Several connections through one forwarded port.
     fn forward(&self, bytes: &[u8]) {
         let mut forwarding = self.spawn(&["port-forward", "pod/site", ":8080"]);
-        // Kept to the end: it says something of every connection.
+        // Kept until the end: kubectl logs every connection to this pipe.
         let mut lines = forwarding.lines();
         let line = lines.next().expect("a port");
         let port = line.split_once("127.0.0.1:").and_then(|(_, rest)| rest.split_whitespace().next());

@@ -1,4 +1,4 @@
-//! Service accounts' tokens against a real server, as kubectl and programs in pods use them.
+//! Tokens of service accounts against a real server, as kubectl and programs in pods use them.
 
 use serde_json::{Value, json};
 use testkit::Server;
@@ -45,7 +45,7 @@ fn kubectl_can_create_and_use_tokens() {
     );
     let other_audience = make(&server, "robot", &["--audience=vault"]);
     assert_eq!(username(&server, &other_audience).0, 401);
-    assert!(!server.log().contains(&token), "tokens are not for logs");
+    assert!(!server.log().contains(&token), "the log contains a token");
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn bound_tokens_are_invalid_after_object_deletion() {
     assert_eq!(username(&server, &token), (201, SERVICE_ACCOUNT_USER.to_owned()));
     server.kubectl(&["delete", "serviceaccount", "robot"]).ok();
     assert_eq!(username(&server, &token), (401, "Unauthorized".to_owned()));
-    // One of the same name is another one.
+    // A new service account with the same name does not make the old token valid.
     server.kubectl(&["create", "serviceaccount", "robot"]).ok();
     assert_eq!(username(&server, &token), (401, "Unauthorized".to_owned()));
 }
@@ -83,7 +83,7 @@ fn tokens_stay_valid_after_restart_and_key_rotation() {
     let new = make(&server, "robot", &[]);
     assert_eq!(username(&server, &new), (201, SERVICE_ACCOUNT_USER.to_owned()));
 
-    // What others check our tokens with.
+    // The keys with which other parties verify the tokens.
     let reply = server.http().get("/openid/v1/jwks").unwrap();
     assert_eq!(reply.header("content-type"), Some("application/jwk-set+json"));
     let keys = reply.json();
@@ -98,7 +98,7 @@ fn tokens_stay_valid_after_restart_and_key_rotation() {
     assert_eq!(username(&server, &new), (201, SERVICE_ACCOUNT_USER.to_owned()));
 }
 
-/// A server with a service account, where there is a kubectl.
+/// A server with a service account; `None` without kubectl.
 fn start() -> Option<Server> {
     if !testkit::has_kubectl() {
         eprintln!("skipped: no kubectl");
@@ -115,7 +115,7 @@ fn make(server: &Server, account: &str, flags: &[&str]) -> String {
     token.trim().to_owned()
 }
 
-/// kubectl with a token and without the certificate, which would outrank it.
+/// kubectl with a token and without a client certificate, which would take precedence.
 #[track_caller]
 fn with_token(server: &Server, token: &str, args: &[&str]) -> testkit::Output {
     let url = server.url();
@@ -123,7 +123,7 @@ fn with_token(server: &Server, token: &str, args: &[&str]) -> testkit::Output {
     server.kubectl(&[&flags[..], args].concat())
 }
 
-/// What the server takes the bearer of a token for.
+/// How the server authenticates a token: the status code, and the user name or the error message.
 #[track_caller]
 fn username(server: &Server, token: &str) -> (u16, String) {
     let authorization = format!("Bearer {token}");

@@ -1,12 +1,13 @@
-//! Walkthroughs recorded from Kubernetes itself, where they lie beside the checkout: a user of kubectl sees
-//! the same here. Those that need controllers or a node come with them.
+//! Transcripts that were recorded with upstream Kubernetes, if they are in a directory next to the
+//! checkout: kubectl must produce the same output here. Transcripts that need controllers or a node are
+//! tested elsewhere.
 
 use std::path::Path;
 use std::process::Command;
 
 use testkit::Server;
 
-/// What an API server alone can answer.
+/// Transcripts that need only an API server.
 const TRANSCRIPT_FILES: &[&str] =
     &["11-labels.t", "12-bad-input.t", "16-rbac.t", "19-patch-and-apply.t", "20-api.t"];
 

@@ -1,6 +1,6 @@
-//! A manifest of every kind goes in and out of a real server in every form it speaks: JSON, YAML, protobuf,
-//! Table and PartialObjectMetadata; as one object, a list and a watch; and a second write of the same changes
-//! nothing.
+//! A manifest of every kind, in and out of a real server in every content type: JSON, YAML, protobuf,
+//! Table and PartialObjectMetadata; as an object, a list and a watch. Writing the same object again
+//! changes nothing.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ fn every_kind_in_every_content_type() {
         let next = || left.lock().unwrap().pop();
         while let Some(row) = next() {
             let case = Case { http: &http, row, manifest: manifest(row) };
-            // One kind's failure hides no other's.
+            // A failure of one kind does not hide others.
             if catch_unwind(AssertUnwindSafe(|| case.check())).is_err() {
                 failed.lock().unwrap().push(row.kind);
             }
@@ -77,7 +77,7 @@ impl Case<'_> {
         self.delete();
     }
 
-    /// The object once the server has said what it has to say about it.
+    /// The object after the server has written its status.
     fn wait_for_status(&self) -> Value {
         if let Some(marker) = self.final_status_marker() {
             let path =
@@ -88,7 +88,7 @@ impl Case<'_> {
         self.get(JSON).json()
     }
 
-    /// The last thing the server itself says about a new object of this kind.
+    /// Text in the last update that the server itself makes to a new object of this kind.
     fn final_status_marker(&self) -> Option<&'static str> {
         match self.kind() {
             "FlowSchema" => Some("\"conditions\":[{"),
@@ -98,7 +98,7 @@ impl Case<'_> {
         }
     }
 
-    /// Reviews answer and store nothing; a Binding has no pod to bind here.
+    /// Reviews are not stored; for a Binding there is no pod.
     fn check_review(&self) {
         let reply = self.send("POST", &self.all(), JSON, &bytes(&self.manifest));
         let expected = if self.kind() == "Binding" { 404 } else { 201 };
@@ -128,7 +128,8 @@ impl Case<'_> {
         let yaml: Value = serde_saphyr::from_str(&self.get(YAML).text()).unwrap();
         self.same("as YAML", &yaml, json);
         let text = serde_saphyr::to_string(&self.manifest).unwrap();
-        // Dry, since the object is there already under this name: a conflict proves that it was understood.
+        // A dry run, because the object exists under this name: a conflict proves that the body was
+        // decoded.
         let reply = self.send("POST", &format!("{}?dryRun=All", self.all()), YAML, text.as_bytes());
         assert_eq!(reply.status, 409, "{}: YAML: {}", self.kind(), reply.text());
 
@@ -155,7 +156,7 @@ impl Case<'_> {
         self.same("applied twice", &first, &second);
     }
 
-    /// Deletes the object, takes away what holds it, and waits until it is gone.
+    /// Deletes the object, removes its finalizers, and waits until it is gone.
     fn delete(&self) {
         let path = format!("{}?watch=1&fieldSelector=metadata.name%3D{}", self.all(), name(&self.manifest));
         let mut watch = self.http.open(&path).unwrap();
@@ -164,7 +165,7 @@ impl Case<'_> {
         if reply.json()["metadata"]["finalizers"].is_array() {
             let none = b"{\"metadata\":{\"finalizers\":null}}";
             let reply = self.send("PATCH", &self.one(), "application/merge-patch+json", none);
-            // Whoever put the finalizer there may have been faster.
+            // The owner of the finalizer may have removed it already.
             assert!(matches!(reply.status, 200 | 404), "{}: {}", self.kind(), reply.text());
         }
         while !watch.next_line().unwrap().unwrap().contains("\"type\":\"DELETED\"") {}
@@ -194,7 +195,7 @@ impl Case<'_> {
         reply
     }
 
-    /// The object in a protobuf body that says it is of this kind.
+    /// The object in a protobuf body, which must be of this kind.
     #[track_caller]
     fn open(&self, body: &[u8], kind: &str) -> Value {
         let envelope = protobuf::decode_envelope(body).unwrap();
@@ -231,7 +232,7 @@ impl Case<'_> {
     }
 }
 
-/// What [`Case::ok`] takes: an answer, or the attempt to get one.
+/// Argument of [`Case::ok`]: a response, or the result of a request.
 struct Answer(Reply);
 
 impl From<Reply> for Answer {
@@ -251,34 +252,36 @@ fn manifest(row: &Resource) -> Value {
     let folder: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("../api/tests/manifests");
     let path = folder.join(format!("{group}.{}.{}.json", row.version, row.kind));
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    // Webhooks and policies are obeyed from the moment they are there: these must not judge the other kinds.
+    // Webhooks and policies take effect immediately: these must not match objects of the other cases.
     let text = match row.group {
         "admissionregistration.k8s.io" => text.replace("\"apps\"", "\"harbor.example.com\""),
         _ => text,
     };
     let mut manifest: Value = serde_json::from_str(&text).unwrap();
     if row.kind == "ClusterRole" {
-        // With it the rules are not the client's but the server's to write.
+        // With an aggregation rule, the server writes the rules.
         manifest.as_object_mut().unwrap().remove("aggregationRule");
     }
     if row.kind == "FlowSchema" {
-        // The server writes into it whether its level is there, and another case makes and deletes its own.
+        // The server records in the status whether the priority level exists, and another case creates
+        // and deletes its own.
         manifest["spec"]["priorityLevelConfiguration"]["name"] = "global-default".into();
     }
     if row.kind == "ResourceQuota" {
-        // With limits it would bind the others, and the server would write into it what they use.
+        // With limits it would apply to the other cases, and the server would record their usage in it.
         manifest["spec"].as_object_mut().unwrap().remove("hard");
     }
     if row.kind == "Pod" {
-        // The name of a token's volume is drawn anew for each pod.
+        // The name of a token volume is random for each pod.
         manifest["spec"]["automountServiceAccountToken"] = false.into();
     }
     if row.kind == "Namespace" {
-        // Not the one the others live in.
+        // Not the namespace of the other cases.
         manifest["metadata"]["name"] = "quay".into();
     }
     if row.group == "events.k8s.io" || (row.group, row.version) == ("autoscaling", "v1") {
-        // Stored where the other version's object of this name is, so in a namespace of its own.
+        // Stored under the same key as the object of the other version, so it is in a namespace of its
+        // own.
         manifest["metadata"]["namespace"] = "boats".into();
         if manifest["regarding"]["namespace"].is_string() {
             manifest["regarding"]["namespace"] = "boats".into();
@@ -295,7 +298,7 @@ fn name(object: &Value) -> &str {
     object["metadata"]["name"].as_str().unwrap_or_default()
 }
 
-/// As protobuf has it: the type is named outside, and embedded objects go without.
+/// The object as in protobuf: without type metadata, also in embedded objects.
 fn without_type_meta(object: &Value) -> Value {
     let mut object = object.clone();
     let strip_type_meta = |object: &mut Value| {
@@ -313,9 +316,9 @@ fn without_type_meta(object: &Value) -> Value {
     object
 }
 
-/// What does not differ between two objects made of one manifest.
+/// Removes what differs between two objects created from one manifest.
 fn without_server_fields(object: Value) -> Value {
-    // A Job's selector names it too.
+    // A Job's selector contains its UID as well.
     let uid = object["metadata"]["uid"].as_str().unwrap();
     let mut object: Value = serde_json::from_str(&object.to_string().replace(uid, "UID")).unwrap();
     let metadata = object["metadata"].as_object_mut().unwrap();

@@ -1,5 +1,5 @@
-//! What a node under test leaves on its host, found by the directory it worked in: taken away after each test, also
-//! after one that failed, and complained of where it stays.
+//! Cleans up what a node under test created on the host, found by the node's directory. Runs after
+//! every test, including failed ones, and reports what cannot be removed.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt as _;
@@ -11,15 +11,16 @@ use rustix::process::{Pid, Signal};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 const EXIT_TIMEOUT: Duration = Duration::from_secs(60);
-/// Groups of these names hold pods of everybody on the host, and stay.
+/// Cgroups that all nodes of a host share; they are kept.
 const SHARED_CGROUPS: [&str; 2] = ["skiff", "k8s.io"];
-/// What the groups of nodes are called, and where each keeps its pods.
+/// Name prefix of the cgroup of one node.
 const NODE_CGROUP_PREFIX: &str = "node-";
-/// Inside that of a node.
+/// QoS levels inside the cgroup of a node.
 const QOS_LEVELS: [&str; 3] = ["", "burstable", "besteffort"];
 
-/// Ends the pods of an embedded runtime below `dir`, takes away what is mounted there, and the cgroups of pods whose
-/// directories are in `pods`. Those in which something runs belong to another runtime, which ends them itself.
+/// Ends the pods of an embedded runtime below `dir`, unmounts everything there, and removes the cgroups
+/// of pods whose directories are in `pods`. Cgroups with processes belong to another runtime, which
+/// removes them itself.
 pub fn cleanup_node(dir: &Path, pods: &Path) {
     let marker = format!(" supervise {}", dir.display());
     let supervisors = processes().into_iter().filter(|(_, words)| words.contains(&marker));
@@ -35,26 +36,26 @@ pub fn cleanup_node(dir: &Path, pods: &Path) {
     if let Some(node) = node_cgroup_name(pods) {
         match supervisors.is_empty() {
             true => remove_cgroup(&node),
-            // What they ran ends with them, which the kernel takes a moment for.
+            // The pods' processes exit with their supervisor, but the kernel needs a moment for that.
             false => drop(remove_cgroups(&BTreeSet::from([node]))),
         }
     }
 }
 
-/// The name of the cgroup of a node that keeps its pods there.
+/// The name of the cgroup of the node with this pods directory.
 fn node_cgroup_name(pods: &Path) -> Option<String> {
     let metadata = std::fs::metadata(pods).ok()?;
     Some(format!("skiff/{NODE_CGROUP_PREFIX}{:x}-{:x}", metadata.dev(), metadata.ino()))
 }
 
-/// The cgroups that a node has now, in all hierarchies.
+/// The existing cgroups of a node, in all hierarchies.
 pub fn cgroups_of_node(pods: &Path) -> Vec<PathBuf> {
     let name = node_cgroup_name(pods).into_iter();
     let cgroups = name.flat_map(|name| hierarchies().map(move |base| base.join(&name)));
     cgroups.filter(|cgroup| cgroup.exists()).collect()
 }
 
-/// What is still there of a test that worked in `dir`, a line each.
+/// What remains of a test that ran in `dir`: one line for each process and mount.
 pub fn remaining_state(dir: &Path) -> Vec<String> {
     let name = dir.display().to_string();
     let running = processes().into_iter().filter(|(_, words)| words.contains(&name));
@@ -75,16 +76,16 @@ pub fn processes() -> Vec<(u32, String)> {
     named.collect()
 }
 
-/// Kills a process and waits until it is no more.
+/// Kills a process and waits until it has exited.
 pub(crate) fn kill_and_wait(pid: u32) {
     if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        // Fails only when it has gone by itself, which is as good.
+        // Fails only if the process has already exited.
         let _ = rustix::process::kill_process(pid, Signal::KILL);
     }
     wait_for_exit(pid);
 }
 
-/// Waits until a process is no more, or only its parent does not want to know.
+/// Waits until a process has exited; a zombie counts as exited.
 pub(crate) fn wait_for_exit(pid: u32) {
     let started = Instant::now();
     while stat(pid).is_some_and(|(state, _)| state != 'Z') && started.elapsed() < EXIT_TIMEOUT {
@@ -95,17 +96,17 @@ pub(crate) fn wait_for_exit(pid: u32) {
 /// The state of a process and its parent.
 fn stat(pid: u32) -> Option<(char, u32)> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // Its name is in brackets and may have anything in it.
+    // The process name is in parentheses and may contain any character.
     let mut words = text.rsplit_once(") ")?.1.split(' ');
     Some((words.next()?.chars().next()?, words.next()?.parse().ok()?))
 }
 
-/// The only child of a process, such as what `nsenter` runs.
+/// The only child of a process, such as the program that `nsenter` runs.
 pub(crate) fn child_of(parent: u32) -> Option<u32> {
     processes().into_iter().map(|(pid, _)| pid).find(|pid| stat(*pid).is_some_and(|(_, of)| of == parent))
 }
 
-/// A process and all that come from it.
+/// A process and all its descendants.
 pub(crate) fn process_tree(first: u32) -> BTreeSet<u32> {
     let parent_pids: Vec<(u32, u32)> =
         processes().iter().filter_map(|(pid, _)| Some((*pid, stat(*pid)?.1))).collect();
@@ -120,7 +121,7 @@ pub(crate) fn process_tree(first: u32) -> BTreeSet<u32> {
     }
 }
 
-/// The cgroups of processes, as paths without a hierarchy, and those around them that are theirs alone.
+/// The topmost cgroups that belong only to these processes, as paths relative to a hierarchy.
 pub(crate) fn cgroups_of(processes: &BTreeSet<u32>) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for pid in processes {
@@ -132,7 +133,7 @@ pub(crate) fn cgroups_of(processes: &BTreeSet<u32>) -> BTreeSet<String> {
     found
 }
 
-/// The part of a path that is of one pod or container alone.
+/// The prefix of a path that belongs to one pod or container only.
 fn pod_cgroup_of(path: &str) -> Option<String> {
     let parts: Vec<&str> = path.split('/').collect();
     SHARED_CGROUPS.contains(parts.first()?).then_some(())?;
@@ -141,7 +142,7 @@ fn pod_cgroup_of(path: &str) -> Option<String> {
     Some(parts[..=own].join("/"))
 }
 
-/// The cgroups that a pod has, in all hierarchies, wherever a node may put it.
+/// The existing cgroups of a pod, in all hierarchies, nodes and QoS levels.
 pub fn cgroups_of_pod(uid: &str) -> Vec<PathBuf> {
     let nodes = hierarchies().map(|base| base.join("skiff")).flat_map(|around| {
         let inside = std::fs::read_dir(&around).into_iter().flatten().flatten();
@@ -153,14 +154,14 @@ pub fn cgroups_of_pod(uid: &str) -> Vec<PathBuf> {
     cgroups.filter(|cgroup| cgroup.exists()).collect()
 }
 
-/// Removes a cgroup and those in it from all hierarchies, as far as nothing runs there.
+/// Removes a cgroup and its children from all hierarchies. Cgroups with processes are kept.
 pub fn remove_cgroup(name: &str) {
     for cgroup in hierarchies().map(|base| base.join(name)) {
         remove_empty(&cgroup);
     }
 }
 
-/// Removes cgroups once the kernel has noticed the end of those who were in them; says which stay.
+/// Removes cgroups; retries until the kernel has released exited processes. Returns those that remain.
 pub(crate) fn remove_cgroups(names: &BTreeSet<String>) -> Vec<String> {
     let started = Instant::now();
     loop {
@@ -176,13 +177,13 @@ pub(crate) fn remove_cgroups(names: &BTreeSet<String>) -> Vec<String> {
     }
 }
 
-/// The group of the node that a group is in, which is that node's alone.
+/// The cgroup of the node that contains a cgroup.
 fn node_cgroup_of(name: &str) -> Option<String> {
     let node = name.strip_prefix("skiff/")?.split('/').next()?;
     node.starts_with(NODE_CGROUP_PREFIX).then(|| format!("skiff/{node}"))
 }
 
-/// One for all controllers, or one for each.
+/// The cgroup hierarchies: one in v2, one per controller in v1.
 fn hierarchies() -> impl Iterator<Item = PathBuf> {
     let root = PathBuf::from("/sys/fs/cgroup");
     let inner = std::fs::read_dir(&root).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -198,7 +199,7 @@ fn remove_empty(cgroup: &Path) {
     let _ = std::fs::remove_dir(cgroup);
 }
 
-/// What is mounted below a directory, the deepest last.
+/// The mounts below a directory, the deepest last.
 fn mounts_below(dir: &Path) -> Vec<PathBuf> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mount_points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);

@@ -1,4 +1,4 @@
-//! A real containerd of its own: its own directories and socket, with images made on the spot.
+//! A real containerd with its own directories and socket, and with images that are built here.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,23 +12,23 @@ use crate::process::Process;
 
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A running containerd. Everything it ran is gone when it is dropped: shims and containers outlive containerd by
-/// design, but not the namespace of processes they are in.
+/// A running containerd. Dropping it ends everything that it started: shims and containers outlive
+/// containerd by design, but not their PID namespace.
 pub struct Containerd {
     dir: PathBuf,
-    /// `nsenter`, which waits for it.
+    /// The `nsenter` process that waits for containerd.
     process: Process,
-    /// Keeps its namespaces while it is restarted.
+    /// Keeps the namespaces alive while containerd is restarted.
     holder: Process,
 }
 
 impl Containerd {
-    /// Starts one under `dir`, with the image `busybox:1.36` and the one that pods are held together by.
+    /// Starts containerd in `dir`, with the images `busybox:1.36` and `pause:3.10`.
     pub fn start(dir: &Path) -> Result<Containerd> {
         Containerd::start_with(dir, &["--net"])
     }
 
-    /// The same in the network this process is in, for whoever is in one of their own.
+    /// The same in the network namespace of this process, for callers that have their own.
     pub fn start_in_this_network(dir: &Path) -> Result<Containerd> {
         Containerd::start_with(dir, &[])
     }
@@ -39,13 +39,14 @@ impl Containerd {
         std::fs::write(&config, config_text(dir))?;
         std::fs::create_dir_all(dir.join("cni"))?;
         std::fs::write(dir.join("cni/10-test.conflist"), network_text(dir))?;
-        // Namespaces of its own: mounts of containers must propagate and must not outlive this, and neither
-        // must the bridge its pods are on, nor the processes.
+        // Namespaces of its own: mounts of containers must propagate inside but must not outlive this
+        // object, and the same holds for the bridge of its pods and the processes.
         let mut command = Command::new("unshare");
         command.args(namespace_flags).args(["--mount", "--propagation", "slave"]);
         command.args(["--pid", "--fork", "--kill-child", "sh", "-c"]);
-        // The mounts of the host are seen there, but those from there not on the host. Its streams are served on the
-        // loopback of that network. The names of its pods' networks are kept where they vanish with it.
+        // Mounts of the host propagate into the namespace, but not back. The streaming server listens
+        // on the loopback of the network namespace. `/run/netns` is a tmpfs, so that network namespaces
+        // of pods disappear with it.
         let script = "mount --make-rshared / && mount -t proc proc /proc && mkdir -p /run/netns \
             && mount -t tmpfs tmpfs /run/netns && ip link set lo up && echo ready && exec sleep 1000000";
         let mut holder = Process::spawn(command.arg(script))?;
@@ -66,26 +67,27 @@ impl Containerd {
         cleanup::child_of(self.process.id()).unwrap_or(self.process.id())
     }
 
-    /// Where its network is: a program must be there to reach its pods and its streams.
+    /// The network namespace. A program must be in it to reach the pods and their streams.
     pub fn network(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/ns/net", self.holder.id()))
     }
 
-    /// Kills it without warning and starts it again where it was; containers are not its children.
+    /// Kills containerd with SIGKILL and starts it again in the same namespaces. Containers are not its
+    /// children.
     pub fn kill9_and_restart(&mut self) -> Result<()> {
         cleanup::kill_and_wait(self.pid());
         self.process = run(&self.dir, &self.holder)?;
         Ok(())
     }
 
-    /// How many of everything a pod has there are: shims, networks, links and addresses.
+    /// Counts the resources of pods: shims, network namespaces, links and addresses.
     pub fn resource_counts(&self) -> BTreeMap<&'static str, usize> {
         let marker = format!("-address {}", self.socket().display());
         let is_shim = |words: &str| words.contains("containerd-shim") && words.contains(&marker);
         let count = |path: String| std::fs::read_dir(path).into_iter().flatten().flatten();
         let init_pid = cleanup::child_of(self.holder.id()).unwrap_or_default();
         let addresses = count(format!("{}/addresses/test", self.dir.display()));
-        // Beside a lock and what was given last.
+        // The directory also has a lock and the last assigned address.
         let is_address = |name: &std::ffi::OsStr| name.to_string_lossy().starts_with("10.");
         let network = format!("--net={}", self.network().display());
         let links = Command::new("nsenter").args([&network, "ip", "-o", "link"]).output();
@@ -107,11 +109,11 @@ impl Containerd {
     }
 }
 
-/// Runs it in namespaces that are there, and waits until it answers.
+/// Runs containerd in existing namespaces and waits until it responds.
 fn run(dir: &Path, holder: &Process) -> Result<Process> {
     let target = holder.id().to_string();
     let mut command = Command::new("nsenter");
-    // The holder itself is outside of the namespace of processes that it has made for its child.
+    // The holder itself is not in the PID namespace that it created for its child.
     command.args([
         "--target",
         &target,
@@ -141,7 +143,7 @@ impl Drop for Containerd {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         remaining.extend(names.into_iter().filter(|name| mounts.contains(name.as_str())));
         if !std::thread::panicking() {
-            assert!(remaining.is_empty(), "containerd has left something behind: {remaining:#?}");
+            assert!(remaining.is_empty(), "containerd left resources behind: {remaining:#?}");
         }
     }
 }
@@ -165,7 +167,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
     )
 }
 
-/// A bridge for pods, with addresses from a file, and a program that would open ports of the machine if it was asked to.
+/// CNI configuration: a bridge with addresses from a file, and the portmap plugin for host ports.
 fn network_text(dir: &Path) -> String {
     let dir = dir.display();
     format!(
@@ -186,7 +188,7 @@ fn ctr(socket: &Path, arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// An archive with one image: busybox and links to it, which sleeps for ever unless told otherwise.
+/// Builds an archive with one image: busybox and links to it. The default command sleeps forever.
 pub fn busybox_image(dir: &Path, name: &str) -> Result<PathBuf> {
     let image_dir = dir.join("image");
     let root = image_dir.join("root");
@@ -225,6 +227,6 @@ pub fn busybox_image(dir: &Path, name: &str) -> Result<PathBuf> {
 
 fn tar(archive: &Path, folder: &Path) -> Result<()> {
     let status = Command::new("tar").arg("-cf").arg(archive).arg("-C").arg(folder).arg(".").status()?;
-    ensure!(status.success(), "cannot make {}", archive.display());
+    ensure!(status.success(), "cannot create {}", archive.display());
     Ok(())
 }

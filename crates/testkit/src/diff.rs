@@ -1,17 +1,17 @@
-//! Says where two JSON values differ, since two whole objects side by side say it to nobody.
+//! Compares two JSON values and reports only the differences.
 
 use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-/// Panics with the places at which the two differ.
+/// Panics with the paths at which the two values differ.
 #[track_caller]
 pub fn assert_same(what: &str, left: &Value, right: &Value) {
     let found = diff_values(left, right);
     assert!(found.is_empty(), "{what}:\n  {}", found.join("\n  "));
 }
 
-/// One line for each place.
+/// One line per differing path.
 pub fn diff_values(left: &Value, right: &Value) -> Vec<String> {
     let mut found = Vec::new();
     compare("", Some(left), Some(right), &mut found);

@@ -1,4 +1,4 @@
-//! HTTPS/1.1 in a few lines: one request per connection, bodies whole or line by line.
+//! A minimal HTTPS/1.1 client: one request per connection, bodies as a whole or line by line.
 
 use std::io::{self, BufRead, BufReader, Read, Write as _};
 use std::net::TcpStream;
@@ -12,33 +12,33 @@ use serde_json::Value;
 
 use crate::kubeconfig;
 
-/// No test needs a server that is silent for longer.
+/// Time limit for a silent server.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A client of one server, as the user of a kubeconfig or as nobody.
+/// A client of one server, with the certificate of a kubeconfig or anonymous.
 #[derive(Clone)]
 pub struct Http {
     address: String,
     config: Arc<ClientConfig>,
 }
 
-/// An answer with its whole body.
+/// A response with its complete body.
 #[derive(Debug)]
 pub struct Reply {
     pub status: u16,
-    /// Names in lower case.
+    /// Header names are in lower case.
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
 }
 
-/// An answer whose body is read line by line, as a watch's.
+/// A response whose body is read line by line, such as a watch.
 pub struct Lines {
     pub status: u16,
     body: BufReader<Body>,
 }
 
 impl Http {
-    /// Speaks as the user of the kubeconfig.
+    /// Authenticates with the kubeconfig's client certificate.
     pub fn from_kubeconfig(text: &str) -> Result<Http> {
         let read = kubeconfig::parse(text)?;
         let chain = CertificateDer::pem_slice_iter(&read.cert_pem).collect::<Result<Vec<_>, _>>()?;
@@ -47,7 +47,7 @@ impl Http {
         Ok(Http { address: read.address, config: Arc::new(config) })
     }
 
-    /// Trusts the same authority but shows another certificate.
+    /// Trusts the kubeconfig's CA and presents another client certificate.
     pub fn with_certificate(text: &str, cert_pem: &str, key_pem: &str) -> Result<Http> {
         let read = kubeconfig::parse(text)?;
         let chain = CertificateDer::pem_slice_iter(cert_pem.as_bytes()).collect::<Result<Vec<_>, _>>()?;
@@ -56,7 +56,7 @@ impl Http {
         Ok(Http { address: read.address, config: Arc::new(config) })
     }
 
-    /// Trusts the same authority but shows no certificate.
+    /// Trusts the kubeconfig's CA and presents no client certificate.
     pub fn anonymous(text: &str) -> Result<Http> {
         let read = kubeconfig::parse(text)?;
         let config = client_config(&read.ca_pem)?.with_no_client_auth();
@@ -78,11 +78,11 @@ impl Http {
         if method == "HEAD" {
             return Ok(Reply { status, headers, body });
         }
-        rest.read_to_end(&mut body).with_context(|| format!("read the answer to {method} {path}"))?;
+        rest.read_to_end(&mut body).with_context(|| format!("read the response to {method} {path}"))?;
         Ok(Reply { status, headers, body })
     }
 
-    /// Sends a request whose answer goes on and on.
+    /// Sends a request whose response is a stream.
     pub fn open(&self, path: &str) -> Result<Lines> {
         self.open_with(path, &[])
     }
@@ -110,7 +110,7 @@ impl Http {
         stream.write_all(body)?;
         stream.flush()?;
         read_head(BufReader::new(Box::new(stream)))
-            .with_context(|| format!("read the answer to {method} {path}"))
+            .with_context(|| format!("read the response to {method} {path}"))
     }
 }
 
@@ -123,21 +123,21 @@ impl Reply {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// The body as JSON, or `null` with a body that is none.
+    /// The body as JSON, or `null` if it is not JSON.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_default()
     }
 }
 
 impl Lines {
-    /// The next line without its end, or `None` when the server has finished.
+    /// The next line without its line break, or `None` at the end of the body.
     pub fn next_line(&mut self) -> Result<Option<String>> {
         let mut line = String::new();
         let length = self.body.read_line(&mut line)?;
         Ok((length > 0).then(|| line.trim_end().to_owned()))
     }
 
-    /// The next frame of a protobuf watch, its length included, or `None` when the server has finished.
+    /// The next frame of a protobuf watch with its length prefix, or `None` at the end of the body.
     pub fn next_frame(&mut self) -> Result<Option<Vec<u8>>> {
         if self.body.fill_buf()?.is_empty() {
             return Ok(None);
@@ -160,7 +160,7 @@ struct Body {
 
 enum BodyLength {
     Bytes(u64),
-    /// Of the current chunk, with the sizes of others to come.
+    /// Bytes left in the current chunk; more chunks follow.
     Chunk(u64),
     UntilEof,
 }
@@ -184,7 +184,8 @@ impl Read for Body {
             return Ok(0);
         }
         let length = match self.reader.read(&mut buffer[..limit]) {
-            // Servers that end a connection without TLS' own goodbye have said all there is.
+            // Some servers close the connection without TLS close_notify; a body without a length is
+            // complete then.
             Err(error)
                 if error.kind() == io::ErrorKind::UnexpectedEof
                     && matches!(self.remaining, BodyLength::UntilEof) =>
@@ -220,7 +221,7 @@ fn client_config(
 fn read_head(mut reader: BufReader<Box<dyn Read>>) -> Result<Head> {
     let first = read_line(&mut reader)?;
     let status = first.split(' ').nth(1).and_then(|code| code.parse().ok());
-    let status = status.with_context(|| format!("{first:?} is no HTTP"))?;
+    let status = status.with_context(|| format!("{first:?} is not an HTTP status line"))?;
     let mut headers = Vec::new();
     loop {
         let line = read_line(&mut reader)?;
@@ -236,7 +237,7 @@ fn read_head(mut reader: BufReader<Box<dyn Read>>) -> Result<Head> {
     Ok((status, headers, Body { reader, remaining }))
 }
 
-/// The size of the next chunk; after the last one, the empty line that ends the body is gone too.
+/// The size of the next chunk. For the last chunk, the final empty line is consumed as well.
 fn next_chunk(reader: &mut impl BufRead) -> io::Result<u64> {
     let line = read_line(reader)?;
     let size = line.split(';').next().unwrap_or_default();
@@ -279,7 +280,7 @@ mod tests {
         assert!(body("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n").is_err());
     }
 
-    /// A server that answers one request with the user's name and what was asked.
+    /// Serves one request and responds with the user name and the request line.
     fn serve_once(listener: TcpListener, config: rustls::ServerConfig) {
         let (socket, _) = listener.accept().unwrap();
         let mut stream = StreamOwned::new(ServerConnection::new(Arc::new(config)).unwrap(), socket);
@@ -287,7 +288,7 @@ mod tests {
         let request = read_line(&mut reader).unwrap();
         while !read_line(&mut reader).unwrap().is_empty() {}
         let user = stream.conn.peer_certificates().map(|chain| pki::identity_of(&chain[0]).unwrap().user);
-        let line = format!("{} {request}\n", user.as_deref().unwrap_or("nobody"));
+        let line = format!("{} {request}\n", user.as_deref().unwrap_or("anonymous"));
         let answer = format!(
             "HTTP/1.1 200 OK\r\nX-Kind: test\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n{line}\r\n0\r\n\r\n",
             line.len()
@@ -312,7 +313,7 @@ mod tests {
         let server = server_ca.issue(&leaf(pki::Usage::Server), now).unwrap();
         let client = client_ca.issue(&leaf(pki::Usage::Client), now).unwrap();
         for (anonymous, expected) in
-            [(false, "admin GET /readyz HTTP/1.1"), (true, "nobody GET /readyz HTTP/1.1")]
+            [(false, "admin GET /readyz HTTP/1.1"), (true, "anonymous GET /readyz HTTP/1.1")]
         {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let url = format!("https://{}", listener.local_addr().unwrap());

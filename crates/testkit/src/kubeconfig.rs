@@ -1,4 +1,4 @@
-//! Reads the kubeconfig that skiff writes: one cluster, one user, everything inline.
+//! Parses the kubeconfig that skiff writes: one cluster, one user, all data inline.
 
 use anyhow::{Context as _, Result};
 use base64::Engine as _;

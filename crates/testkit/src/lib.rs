@@ -1,9 +1,9 @@
-//! A real server for tests: the built `skiff` in a directory and on a port of its own, spoken to by the real
-//! kubectl or by plain HTTPS, killed and restarted at will.
+//! A real server for tests: the built `skiff` with its own directory and port, accessed by the real
+//! kubectl or by plain HTTPS, killed and restarted as needed.
 //!
-//! Knows the program by its flags, its kubeconfig and its API, never by its crates. Nothing here sleeps: each
-//! wait ends when the child says something or exits, and has a deadline. What fails panics with the server's
-//! log, since only tests call this. Read [`Server`] first.
+//! It knows skiff only by its flags, its kubeconfig and its API, never by its crates. Waits have a
+//! deadline and end when the child produces output or exits. Failures panic with the server's log,
+//! because only tests call this crate. Start at [`Server`].
 
 mod cleanup;
 mod containerd;

@@ -1,4 +1,4 @@
-//! A network namespace for a test: what is in it is seen by nobody else, and goes with it.
+//! A network namespace for a test. Its content is isolated and disappears with it.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,7 +10,7 @@ use crate::process::Process;
 
 const START_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A network with nothing in it but a loopback, for as long as this is kept.
+/// A network namespace with only a loopback link. It exists until this is dropped.
 pub struct Network {
     process: Process,
 }

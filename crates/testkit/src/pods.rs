@@ -1,4 +1,4 @@
-//! Pods of a server under test: whether there can be any, and how to wait for what becomes of them.
+//! Pods of a server under test: whether pods can run here, and how to create them and wait for them.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -11,7 +11,8 @@ use crate::{Server, has_kubectl};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// Whether there can be pods: for root, with kubectl and these programs. Says so where there cannot.
+/// Whether pods can run here: as root, with kubectl and these programs. Prints why the test is skipped
+/// if not.
 pub fn can_run_pods(programs: &[&str]) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let is_installed =
@@ -24,7 +25,7 @@ pub fn can_run_pods(programs: &[&str]) -> bool {
 }
 
 impl Server {
-    /// Waits until something holds.
+    /// Waits until the condition holds.
     #[track_caller]
     pub fn wait_until(&self, what: &str, mut condition: impl FnMut() -> bool) {
         let started = Instant::now();
@@ -32,13 +33,13 @@ impl Server {
             if started.elapsed() > DEADLINE {
                 let kinds = "pods,services,endpointslices,events,nodes";
                 let seen = self.kubectl(&["get", kinds, "-A", "-o", "wide"]).stdout;
-                panic!("not in time: {what}\n{seen}\n{}", self.log());
+                panic!("timed out waiting for: {what}\n{seen}\n{}", self.log());
             }
             std::thread::yield_now();
         }
     }
 
-    /// Waits until pods may be made in the default namespace.
+    /// Waits until pods can be created in the default namespace.
     #[track_caller]
     pub fn wait_for_default_service_account(&self) {
         self.wait_until("the default service account", || {
@@ -46,7 +47,7 @@ impl Server {
         });
     }
 
-    /// Makes a pod with one container that runs this script.
+    /// Creates a pod with one container that runs this script.
     #[track_caller]
     pub fn run_pod(&self, name: &str, script: &str, restart: &str) {
         let command = json!(["sh", "-c", script]);
@@ -61,7 +62,7 @@ impl Server {
         self.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
     }
 
-    /// Waits until `kubectl wait` says so of a pod.
+    /// Waits with `kubectl wait` until the pod has a condition.
     #[track_caller]
     pub fn wait_for_pod(&self, name: &str, condition: &str) {
         let wait = ["wait", &format!("pod/{name}"), &format!("--for={condition}"), "--timeout=60s"];
@@ -72,7 +73,7 @@ impl Server {
         }
     }
 
-    /// A kubectl that goes on by itself.
+    /// Starts a kubectl command in the background.
     pub fn background(&self, arguments: &[&str]) -> BackgroundCommand {
         let mut command = self.kubectl_command();
         let child = command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
@@ -80,11 +81,11 @@ impl Server {
     }
 }
 
-/// Ends when it is dropped.
+/// Kills the command when dropped.
 pub struct BackgroundCommand(pub Child);
 
 impl BackgroundCommand {
-    /// What it says, as it says it.
+    /// The lines of its output, as they are written.
     pub fn lines(&mut self) -> impl Iterator<Item = String> + use<> {
         BufReader::new(self.0.stdout.take().expect("a pipe")).lines().map_while(Result::ok)
     }

@@ -1,4 +1,4 @@
-//! A child process: its output is kept, its end is noticed, and it never outlives the test.
+//! A child process: its output is recorded, its exit is noticed, and it never outlives the test.
 
 use std::io::Read;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 
-/// How long to wait for a sign of life before asking again anyway.
+/// Maximum time to wait for output before a condition is checked again.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A running child, killed on drop.
+/// A running child; killed on drop.
 pub struct Process {
     child: Child,
     log: Arc<Mutex<Vec<u8>>>,
-    /// Speaks when the child writes, and hangs up when it has closed its output.
-    /// Locked by nobody, so that a process can be looked at by several threads.
+    /// Receives a message when the child writes, and disconnects when it has closed its output. The
+    /// mutex is never locked; it only makes the type `Sync`.
     output_events: Mutex<Receiver<()>>,
 }
 
@@ -40,7 +40,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Everything the child has written so far.
+    /// The output of the child so far.
     pub fn log(&self) -> String {
         let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&log).into_owned()
@@ -50,7 +50,7 @@ impl Process {
         Ok(self.child.try_wait()?.is_none())
     }
 
-    /// Asks until there is an answer; fails when the child exits or the time is up.
+    /// Repeats `check` until it returns a value. Fails if the child exits or the time is up.
     pub fn wait_until<T>(&mut self, timeout: Duration, mut check: impl FnMut() -> Option<T>) -> Result<T> {
         let deadline = Instant::now() + timeout;
         loop {
@@ -59,7 +59,7 @@ impl Process {
             }
             if let Some(status) = self.child.try_wait()? {
                 self.drain_output();
-                bail!("the process ended with {status}\n{}", self.log());
+                bail!("the process exited with {status}\n{}", self.log());
             }
             if Instant::now() >= deadline {
                 bail!("not ready within {timeout:?}\n{}", self.log());
@@ -68,7 +68,7 @@ impl Process {
         }
     }
 
-    /// The same with what the child has written so far.
+    /// The same with the output of the child so far.
     pub fn wait_until_log<T>(
         &mut self,
         timeout: Duration,
@@ -80,14 +80,14 @@ impl Process {
         self.wait_until(timeout, || read(&text()))
     }
 
-    /// SIGKILL: the child gets no chance to tidy up.
+    /// SIGKILL: the child cannot clean up.
     pub fn kill(&mut self) {
-        // Fails only when the child has gone by itself, which is as good.
+        // Fails only if the child has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// SIGTERM, then waits for the child to end by itself.
+    /// Sends SIGTERM and waits until the child has exited.
     pub fn terminate(&mut self, timeout: Duration) -> Result<ExitStatus> {
         rustix::process::kill_process(
             rustix::process::Pid::from_child(&self.child),
@@ -107,7 +107,8 @@ impl Process {
         }
     }
 
-    /// Reads what a child that has ended said last. A grandchild may hold the pipes open, hence the limit.
+    /// Reads the remaining output of an exited child. A grandchild may keep the pipes open, hence the
+    /// time limit.
     fn drain_output(&mut self) {
         let deadline = Instant::now() + DRAIN_TIMEOUT;
         let left = || deadline.saturating_duration_since(Instant::now());
@@ -118,7 +119,8 @@ impl Process {
     fn wait_for_output(&mut self, at_most: Duration) {
         let output_events = self.output_events.get_mut().unwrap_or_else(PoisonError::into_inner);
         if output_events.recv_timeout(at_most) == Err(RecvTimeoutError::Disconnected) {
-            // A child that has closed its output is about to end and gives no more signs.
+            // The child has closed its output and sends no more messages; without a pause the caller
+            // would spin.
             std::thread::park_timeout(at_most);
         }
     }
@@ -130,7 +132,7 @@ impl Drop for Process {
     }
 }
 
-/// Reads a pipe to its end on a thread of its own, so that the child never blocks on a full one.
+/// Reads a pipe to its end on a thread of its own, so that the child never blocks on a full pipe.
 fn read_output(
     pipe: Option<impl Read + Send + 'static>,
     log: &Arc<Mutex<Vec<u8>>>,
@@ -166,13 +168,13 @@ mod tests {
         process.wait_until(TIMEOUT, || log.lock().unwrap().starts_with(b"up").then_some(())).unwrap();
         let id = process.id();
         drop(process);
-        assert!(!std::path::Path::new(&format!("/proc/{id}")).exists(), "dropped, so gone");
+        assert!(!std::path::Path::new(&format!("/proc/{id}")).exists(), "dropping kills the process");
     }
 
     #[test]
     fn wait_fails_with_log_when_process_exits() {
         let error = shell("echo no such thing >&2; exit 3").wait_until(TIMEOUT, || None::<()>).unwrap_err();
-        assert_eq!(error.to_string(), "the process ended with exit status: 3\nno such thing\n");
+        assert_eq!(error.to_string(), "the process exited with exit status: 3\nno such thing\n");
     }
 
     #[test]

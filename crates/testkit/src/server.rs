@@ -11,41 +11,42 @@ use tempfile::TempDir;
 
 use crate::{Containerd, Http, Network, Process};
 
-/// A cold start takes about a second; a busy machine may take its time.
+/// A cold start takes about a second; a busy machine may take much longer.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 const STOP_TIMEOUT: Duration = Duration::from_secs(30);
-/// The controllers without which namespaces are not what tests of the API expect; the others would change the
-/// objects of a test while it looks at them, and so would the scheduler. A test that wants more says
-/// `--controllers` itself.
+/// The controllers that namespaces need in tests of the API. Other controllers and the scheduler would
+/// modify the objects of a test while it runs. Tests that need more pass `--controllers` themselves.
 const CONTROLLERS_FLAG: &str = "--controllers=clusterrole-aggregation-controller,namespace-controller,persistentvolume-protection-controller,persistentvolumeclaim-protection-controller,root-ca-certificate-publisher-controller,serviceaccount-controller";
-/// What Rust writes when a thread or a task panics.
+/// The message that Rust prints when a thread or task panics.
 const PANIC_MESSAGE: &str = "' panicked at ";
 
-/// `skiff server --disable-agent` with its own data and port. Killed, and its data removed, on drop.
+/// `skiff server --disable-agent` with its own data and port. Dropping it kills the server and removes
+/// its data.
 pub struct Server {
     dir: TempDir,
     port: u16,
     flags: Vec<String>,
-    /// The network it is in, where it is not this process's.
+    /// Its network namespace, if it is not that of this process.
     network: Option<PathBuf>,
     /// `None` between a kill and a restart.
     process: Option<Process>,
 }
 
-/// What a command printed and how it ended.
+/// The output and exit code of a command.
 #[derive(Debug)]
 pub struct Output {
     pub stdout: String,
     pub stderr: String,
-    /// -1 when a signal ended it.
+    /// -1 if a signal ended the command.
     pub code: i32,
 }
 
-/// For a node under test: pods are made and images kept however full the disk is, and whatever memory there is.
+/// Flags of a node under test that disable eviction and image garbage collection, because the disk of
+/// this machine may be almost full.
 pub const NO_EVICTION_FLAGS: [&str; 2] =
     ["--kubelet-arg=eviction-hard=memory.available<0", "--kubelet-arg=image-gc-high-threshold=100"];
 
-/// Whether kubectl can be called; a test without it skips with a word.
+/// Whether kubectl is installed; tests that need it are skipped otherwise.
 pub fn has_kubectl() -> bool {
     Command::new("kubectl").args(["version", "--client"]).output().is_ok_and(|output| output.status.success())
 }
@@ -63,8 +64,8 @@ impl Server {
         Server::start_in(None, flags)
     }
 
-    /// A server with a node that runs pods on this containerd; both are in a network of their own, into which
-    /// only [`Server::kubectl`] and [`Server::command`] reach.
+    /// Starts a server with a node that runs pods in this containerd. Both are in a network namespace
+    /// of their own, which only [`Server::kubectl`] and [`Server::command`] can reach.
     #[track_caller]
     pub fn start_with_node(containerd: &Containerd, flags: &[&str]) -> Server {
         let socket = containerd.socket().display().to_string();
@@ -72,7 +73,7 @@ impl Server {
         Server::start_in(Some(containerd.network()), &[&node[..], &NO_EVICTION_FLAGS, flags].concat())
     }
 
-    /// A server with a node that runs pods by itself, in a network of its own.
+    /// Starts a server with a node that uses the embedded runtime, in a network namespace of its own.
     #[track_caller]
     pub fn start_with_pods(network: &Network, flags: &[&str]) -> Server {
         Server::start_in(
@@ -81,7 +82,7 @@ impl Server {
         )
     }
 
-    /// The program under test with these arguments, to its end.
+    /// Runs the skiff binary with these arguments until it exits.
     #[track_caller]
     pub fn skiff(&self, args: &[&str]) -> Output {
         let program = binary().unwrap_or_else(|error| panic!("{error:#}"));
@@ -97,14 +98,14 @@ impl Server {
                 Server::new(network.clone(), flags.clone()).unwrap_or_else(|error| panic!("{error:#}"));
             match server.run() {
                 Ok(()) => return server,
-                // Somebody else took the port between our looking and the server's binding it.
+                // Another process bound the port after it was found to be free.
                 Err(error) if attempts < 3 && error.to_string().contains("in use") => attempts += 1,
                 Err(error) => panic!("{error:#}"),
             }
         }
     }
 
-    /// The file that lets clients in.
+    /// The administrator's kubeconfig.
     pub fn kubeconfig(&self) -> PathBuf {
         self.dir.path().join("kubeconfig.yaml")
     }
@@ -117,23 +118,23 @@ impl Server {
         format!("https://127.0.0.1:{}", self.port)
     }
 
-    /// The server's process, while it runs.
+    /// The PID of the server, while it runs.
     pub fn pid(&self) -> Option<u32> {
         self.process.as_ref().map(Process::id)
     }
 
-    /// What the server has written since it was last started.
+    /// The output of the server since its last start.
     pub fn log(&self) -> String {
         self.process.as_ref().map(Process::log).unwrap_or_default()
     }
 
-    /// A client with the kubeconfig's certificate.
+    /// A client with the kubeconfig's client certificate.
     #[track_caller]
     pub fn http(&self) -> Http {
         self.client(Http::from_kubeconfig).unwrap_or_else(|error| panic!("{error:#}"))
     }
 
-    /// A client without any.
+    /// A client without a certificate.
     #[track_caller]
     pub fn anonymous(&self) -> Http {
         self.client(Http::anonymous).unwrap_or_else(|error| panic!("{error:#}"))
@@ -144,22 +145,22 @@ impl Server {
         self.kubectl_with(args, "")
     }
 
-    /// kubectl with this on its standard input, for `-f -`.
+    /// kubectl with this standard input, for `-f -`.
     #[track_caller]
     pub fn kubectl_with(&self, args: &[&str], stdin: &str) -> Output {
         output(self.kubectl_command().args(args), stdin)
             .unwrap_or_else(|error| panic!("kubectl {}: {error:#}", args.join(" ")))
     }
 
-    /// kubectl without arguments yet.
+    /// kubectl without arguments.
     pub fn kubectl_command(&self) -> Command {
         let mut command = self.command("kubectl");
-        // A home of its own, so that no cache or configuration of the user's plays in.
+        // A separate home directory: the cache and configuration of the user must not affect the test.
         command.env("KUBECONFIG", self.kubeconfig()).env("HOME", self.dir.path());
         command
     }
 
-    /// A command where the server is.
+    /// A command in the server's network namespace.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let Some(network) = &self.network else { return Command::new(program) };
         let mut command = Command::new("nsenter");
@@ -167,24 +168,24 @@ impl Server {
         command
     }
 
-    /// SIGKILL: what was answered must survive this.
+    /// SIGKILL: acknowledged writes must survive it.
     #[track_caller]
     pub fn kill9(&mut self) {
         self.check_log();
         self.process = None;
     }
 
-    /// SIGTERM and a proper end.
+    /// SIGTERM; the server must exit successfully.
     #[track_caller]
     pub fn stop(&mut self) {
         if let Some(mut process) = self.process.take() {
             let ended = process.terminate(STOP_TIMEOUT).unwrap_or_else(|error| panic!("{error:#}"));
-            assert!(ended.success(), "the server ended with {ended}\n{}", process.log());
+            assert!(ended.success(), "the server exited with {ended}\n{}", process.log());
             assert!(!process.log().contains(PANIC_MESSAGE), "{}", process.log());
         }
     }
 
-    /// Stops the server if it runs, and starts it again on the same data and port.
+    /// Stops the server if it runs, and starts it again with the same data and port.
     #[track_caller]
     pub fn restart(&mut self) {
         self.stop();
@@ -192,8 +193,10 @@ impl Server {
     }
 
     fn new(network: Option<PathBuf>, flags: Vec<String>) -> Result<Server> {
-        let dir =
-            tempfile::Builder::new().prefix("skiff-test-").tempdir().context("cannot make a directory")?;
+        let dir = tempfile::Builder::new()
+            .prefix("skiff-test-")
+            .tempdir()
+            .context("cannot create a temporary directory")?;
         Ok(Server { dir, port: free_port()?, flags, network, process: None })
     }
 
@@ -230,7 +233,7 @@ impl Server {
         process.wait_until(START_TIMEOUT, is_ready)
     }
 
-    /// A task that panicked may go unnoticed by every request.
+    /// Fails if a task has panicked, which no request might reveal.
     #[track_caller]
     fn check_log(&self) {
         let log = self.log();
@@ -254,7 +257,7 @@ impl Drop for Server {
         }
         if !std::thread::panicking() {
             assert!(!log.contains(PANIC_MESSAGE), "the server panicked\n{log}");
-            assert!(remaining.is_empty(), "the node has left something behind: {remaining:#?}");
+            assert!(remaining.is_empty(), "the node left resources behind: {remaining:#?}");
         }
     }
 }
@@ -268,7 +271,8 @@ impl Output {
     }
 }
 
-/// Whether every namespace has what the server puts into it, so that nothing turns up in the middle of a test.
+/// Whether every namespace has its default objects, so that none of them appears in the middle of a
+/// test.
 fn namespaces_are_ready(http: &Http) -> Option<bool> {
     let count = |path: &str| Some(http.get(path).ok()?.json()["items"].as_array()?.len());
     let namespaces = count("/api/v1/namespaces")?;
@@ -277,7 +281,7 @@ fn namespaces_are_ready(http: &Http) -> Option<bool> {
     Some(namespaces > 0 && certificates >= namespaces && accounts >= namespaces)
 }
 
-/// Runs a command to its end. A thread feeds its input, so that neither side waits for the other.
+/// Runs a command until it exits. A thread writes its input, so that neither side blocks the other.
 fn output(command: &mut Command, stdin: &str) -> Result<Output> {
     let program = command.get_program().display().to_string();
     let mut child = command
@@ -289,7 +293,7 @@ fn output(command: &mut Command, stdin: &str) -> Result<Output> {
     let input = child.stdin.take();
     let text = stdin.to_owned();
     let stdin_writer = std::thread::spawn(move || {
-        // A command that does not read its input closes it, which is no error here.
+        // A command that does not read its input closes the pipe, which is not an error here.
         input.map(|mut input| std::io::Write::write_all(&mut input, text.as_bytes()))
     });
     let output = child.wait_with_output().with_context(|| format!("cannot wait for {program}"))?;
@@ -301,23 +305,24 @@ fn output(command: &mut Command, stdin: &str) -> Result<Output> {
     })
 }
 
-/// A loopback port that was free a moment ago.
+/// A loopback port that is free at the time of the call.
 fn free_port() -> Result<u16> {
     let listener = TcpListener::bind("127.0.0.1:0").context("no free port")?;
     Ok(listener.local_addr()?.port())
 }
 
-/// The `skiff` to be tested: what `SKIFF_BIN` says, such as a release, or the one built with this test: what cargo
-/// names, or the one beside the test in the target directory.
+/// The `skiff` binary under test: from `SKIFF_BIN` (a release build, for example), else the one that
+/// cargo names, else the one in the target directory of the test.
 pub fn binary() -> Result<PathBuf> {
     for name in ["SKIFF_BIN", "NEXTEST_BIN_EXE_skiff", "CARGO_BIN_EXE_skiff"] {
         if let Some(path) = std::env::var_os(name) {
             return Ok(path.into());
         }
     }
-    let test = std::env::current_exe().context("where is this test?")?;
-    binary_for_test(&test)
-        .with_context(|| format!("no skiff beside {}: cargo build --package skiff", test.display()))
+    let test = std::env::current_exe().context("cannot determine the path of the test binary")?;
+    binary_for_test(&test).with_context(|| {
+        format!("no skiff binary next to {}: run cargo build --package skiff", test.display())
+    })
 }
 
 fn binary_for_test(test: &Path) -> Option<PathBuf> {

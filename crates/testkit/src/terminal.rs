@@ -1,4 +1,4 @@
-//! A program at a terminal whose size changes, as `kubectl exec --tty` has it.
+//! A program in a terminal whose size changes, as with `kubectl exec --tty`.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -14,7 +14,7 @@ use rustix::termios::Winsize;
 const TIMEOUT: Duration = Duration::from_secs(60);
 const RETRY_INTERVAL: Duration = Duration::from_millis(200);
 
-/// A child that has a terminal for its input and output, killed on drop.
+/// A child with a terminal as its input and output; killed on drop.
 pub struct Terminal {
     child: Child,
     master: File,
@@ -22,7 +22,7 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Starts a program at a terminal of this many rows and columns.
+    /// Starts a program in a terminal with this number of rows and columns.
     pub fn start(command: &mut Command, size: (u16, u16)) -> Result<Terminal> {
         let master = rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
         rustix::pty::grantpt(&master)?;
@@ -47,13 +47,14 @@ impl Terminal {
         Ok(Terminal { child, master, output })
     }
 
-    /// Changes the size of the terminal, of which the program is told.
+    /// Resizes the terminal and sends SIGWINCH to the program.
     pub fn resize(&self, size: (u16, u16)) -> Result<()> {
         resize(&self.master, size)?;
         Ok(rustix::process::kill_process(Pid::from_child(&self.child), Signal::WINCH)?)
     }
 
-    /// Types a line again and again until this is seen. The size reaches the other end in its own time.
+    /// Types a line repeatedly until the output contains `expected`. A resize reaches the remote end
+    /// asynchronously.
     pub fn type_until(&mut self, line: &str, expected: &str) -> Result<()> {
         let started = Instant::now();
         while started.elapsed() < TIMEOUT {
@@ -66,14 +67,14 @@ impl Terminal {
                 std::thread::park_timeout(RETRY_INTERVAL / 20);
             }
         }
-        bail!("never seen: {expected}\n{}", self.output())
+        bail!("timed out waiting for output: {expected}\n{}", self.output())
     }
 
     pub fn type_line(&mut self, line: &str) -> Result<()> {
         Ok(self.master.write_all(format!("{line}\r").as_bytes())?)
     }
 
-    /// Waits for the program's end.
+    /// Waits until the program exits.
     pub fn end(&mut self) -> Result<ExitStatus> {
         let started = Instant::now();
         loop {
@@ -81,13 +82,13 @@ impl Terminal {
                 return Ok(status);
             }
             if started.elapsed() > TIMEOUT {
-                bail!("it goes on\n{}", self.output());
+                bail!("the program is still running\n{}", self.output());
             }
             std::thread::park_timeout(RETRY_INTERVAL / 20);
         }
     }
 
-    /// Everything that was on the screen so far.
+    /// The output so far.
     pub fn output(&self) -> String {
         let output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&output).into_owned()
@@ -96,7 +97,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // Fails only when it has ended by itself, which is as good.
+        // Fails only if the program has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

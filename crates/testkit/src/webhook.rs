@@ -1,4 +1,4 @@
-//! An HTTPS server for tests that the server under test calls.
+//! An HTTPS server in tests that the server under test calls.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -9,21 +9,21 @@ use anyhow::Result;
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 use serde_json::Value;
 
-/// Answers every request with what a function makes of it, and remembers them. Ends on drop.
+/// Handles every request with a function and records it. Stops on drop.
 pub struct Webhook {
     address: SocketAddr,
     requests: Arc<Mutex<Vec<WebhookRequest>>>,
     stopped: Arc<AtomicBool>,
 }
 
-/// A request.
+/// A recorded request.
 #[derive(Clone, Debug)]
 pub struct WebhookRequest {
     pub method: String,
     pub path: String,
-    /// Names in lower case.
+    /// Header names are in lower case.
     pub headers: Vec<(String, String)>,
-    /// `null` without a body of JSON.
+    /// `null` if the body is not JSON.
     pub body: Value,
 }
 
@@ -34,7 +34,8 @@ impl WebhookRequest {
 }
 
 impl Webhook {
-    /// On a free port of the loopback address. The function gives a status and a body; a text goes out as it is.
+    /// Starts on a free port of the loopback address. The function returns a status and a body; a
+    /// string is sent as plain text.
     pub fn start(
         mut config: ServerConfig,
         answer: impl Fn(&WebhookRequest) -> (u16, Value) + Send + Sync + 'static,
@@ -53,10 +54,10 @@ impl Webhook {
                 }
                 let (Ok(socket), config) = (socket, config.clone()) else { continue };
                 let (recorded, answer) = (recorded.clone(), answer.clone());
-                // A client that goes away is no failure of a test.
+                // A client that disconnects does not fail the test.
                 std::thread::spawn(move || {
                     serve(socket, config, |request| {
-                        recorded.lock().expect("no test panics with it").push(request.clone());
+                        recorded.lock().expect("the mutex is not poisoned").push(request.clone());
                         answer(request)
                     })
                 });
@@ -72,7 +73,7 @@ impl Webhook {
 
     /// The requests so far.
     pub fn requests(&self) -> Vec<WebhookRequest> {
-        self.requests.lock().expect("no test panics with it").clone()
+        self.requests.lock().expect("the mutex is not poisoned").clone()
     }
 }
 

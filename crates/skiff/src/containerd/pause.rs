@@ -1,18 +1,18 @@
-//! The image that holds a pod together: a program that does nothing but wait, small enough to be written here, so
-//! that a node needs no registry for its first pod.
+//! The pause image for containerd. The program is generated here, so that a node needs no registry to
+//! start its first pod.
 
 use sha2::{Digest as _, Sha256};
 
-/// What it is called.
+/// Name of the image.
 pub const IMAGE: &str = "skiff.invalid/pause:1";
-/// Whether there is such a program for this processor.
+/// Whether the program exists for this architecture.
 pub const IS_SUPPORTED: bool = cfg!(target_arch = "x86_64");
 
 const LOAD_ADDRESS: u64 = 0x40_0000;
 const HEADER_BYTES: u64 = 64 + 56;
 
-/// `rt_sigaction(SIGCHLD, &ignore, NULL, 8)`, so that no zombies are left in a pod whose containers share their
-/// processes; then `pause()` for ever. What follows the code is `ignore`: SIG_IGN with SA_NOCLDWAIT.
+/// `rt_sigaction(SIGCHLD, &ignore, NULL, 8)`, so that no zombies remain in pods with a shared PID
+/// namespace; then `pause()` in a loop. The data after the code is `ignore`: SIG_IGN with SA_NOCLDWAIT.
 const CODE: &[u8] = &[
     0xb8, 0x0d, 0, 0, 0, // mov eax, 13
     0xbf, 0x11, 0, 0, 0, // mov edi, 17
@@ -27,7 +27,8 @@ const CODE: &[u8] = &[
     1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
 ];
 
-/// An archive with the image under this name; `None` where it must come from elsewhere.
+/// A `docker save` archive with the image under this name. `None` if the architecture is not supported;
+/// the image must then be pulled.
 pub fn archive(name: &str) -> anyhow::Result<Option<Vec<u8>>> {
     if !IS_SUPPORTED {
         return Ok(None);
@@ -52,7 +53,7 @@ pub fn archive(name: &str) -> anyhow::Result<Option<Vec<u8>>> {
     Ok(Some(archive))
 }
 
-/// An ELF program of one segment.
+/// An ELF executable with one segment.
 fn elf_program() -> Vec<u8> {
     let size = HEADER_BYTES + CODE.len() as u64;
     let mut out = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];

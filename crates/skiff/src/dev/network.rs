@@ -1,4 +1,4 @@
-//! The bridge between the nodes and this machine.
+//! The network of `skiff dev`: a bridge between the nodes and this host.
 
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -12,44 +12,44 @@ use podnet::Cidr;
 use proxy::Firewall as _;
 use sys::netlink::{Netlink, Veth};
 
-/// What the link is called in each node.
+/// Name of the link inside each node.
 pub const NODE_LINK: &str = "eth0";
-/// The bridge, and the table of rules.
+/// Name of the bridge and of the nftables table.
 const BRIDGE: &str = "skiff-dev";
 const IP_FORWARD_SYSCTL: &str = "/proc/sys/net/ipv4/ip_forward";
-/// A file that says that this machine passed nothing on before.
+/// Marker file: IP forwarding was disabled on this host before.
 const FORWARDING_DISABLED_MARKER: &str = "forwarding-was-off";
-/// The beginning of the links' names on this side.
+/// Prefix of the names of the veth ends on the host.
 const HOST_LINK_PREFIX: &str = "skd";
 const MTU: u32 = 1500;
-/// The first node's place in the network.
+/// Offset of the nodes' addresses in the network. Node 1 has the next address.
 const FIRST_NODE_OFFSET: u64 = 10;
 
-/// A bridge and what is on it.
+/// The bridge and the range of addresses on it.
 pub struct DevNetwork {
     dir: PathBuf,
     range: Option<Cidr>,
-    /// Whether nodes have no link in common.
+    /// Whether nodes reach each other only through the gateway, without a common link.
     point_to_point: bool,
 }
 
-/// Keeps the network of one node for as long as it is held, whatever becomes of the node's process.
+/// Holds the network namespace of a node open, even after the process of the node has exited.
 pub struct NodeNamespace {
     _namespace: File,
 }
 
 impl DevNetwork {
     pub fn create(dir: &Path, range: Cidr, point_to_point: bool) -> anyhow::Result<DevNetwork> {
-        let mut netlink = Netlink::open().context("cannot speak to the kernel about networks")?;
+        let mut netlink = Netlink::open().context("cannot open a netlink socket")?;
         let is_there = netlink.link(BRIDGE)?.is_some();
-        anyhow::ensure!(!is_there, "there is a link {BRIDGE} already: skiff dev --remove");
+        anyhow::ensure!(!is_there, "there is a link {BRIDGE} already: run skiff dev --remove");
         let mac = podnet::mac(Some(range.gateway()));
         let index =
-            netlink.ensure_bridge(BRIDGE, MTU, mac).with_context(|| format!("cannot make {BRIDGE}"))?;
+            netlink.ensure_bridge(BRIDGE, MTU, mac).with_context(|| format!("cannot create {BRIDGE}"))?;
         netlink.add_address(index, range.gateway(), range.prefix())?;
         netlink.set_up(index)?;
         let networks = DevNetwork { dir: dir.to_owned(), range: Some(range), point_to_point };
-        // From here on there is something to remove.
+        // If a later step fails, the bridge must be removed.
         match networks.masquerade(range) {
             Ok(()) => Ok(networks),
             Err(error) => {
@@ -59,7 +59,7 @@ impl DevNetwork {
         }
     }
 
-    /// Lets nodes out by this machine's address, and makes it pass their packets on.
+    /// Masquerades traffic from the nodes and enables IP forwarding.
     fn masquerade(&self, range: Cidr) -> anyhow::Result<()> {
         let before = std::fs::read_to_string(IP_FORWARD_SYSCTL).unwrap_or_default();
         if before.trim() == "0" {
@@ -67,13 +67,13 @@ impl DevNetwork {
             std::fs::write(IP_FORWARD_SYSCTL, "1")
                 .with_context(|| format!("cannot write {IP_FORWARD_SYSCTL}"))?;
         }
-        let network: nft::IpNet = range.to_string().parse().context("the network of nodes")?;
+        let network: nft::IpNet = range.to_string().parse().context("the node network")?;
         let mut rules = nft::Ruleset::default();
         rules.put(&"way-out".into(), proxy::base_ruleset::masquerade_outgoing(&[network]));
-        proxy::NetlinkFirewall::of(BRIDGE).apply(&rules.full_batch()).context("cannot make rules")
+        proxy::NetlinkFirewall::of(BRIDGE).apply(&rules.full_batch()).context("cannot create rules")
     }
 
-    /// What an earlier process has made.
+    /// The network of an earlier process, to be removed.
     pub fn from_previous_run(dir: &Path) -> DevNetwork {
         DevNetwork { dir: dir.to_owned(), range: None, point_to_point: false }
     }
@@ -84,12 +84,13 @@ impl DevNetwork {
         range.nth(FIRST_NODE_OFFSET + u64::from(number)).with_context(|| format!("{range} is too small"))
     }
 
-    /// Ties a process that waits in a network of its own to the bridge, and tells it its address.
+    /// Connects a process that waits in its network namespace to the bridge, and sends it its address
+    /// over stdin.
     pub fn connect(&self, number: u8, process: &mut Child) -> anyhow::Result<NodeNamespace> {
         let (mut stdin, stdout) = process.stdin.take().zip(process.stdout.take()).context("no pipes")?;
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line)?;
-        anyhow::ensure!(line.trim() == "ready", "it has not left for a network of its own");
+        anyhow::ensure!(line.trim() == "ready", "the node process has not entered its network namespace");
         let path = format!("/proc/{}/ns/net", process.id());
         let namespace = File::open(&path).with_context(|| format!("cannot open {path}"))?;
         let mut netlink = Netlink::open()?;
@@ -109,7 +110,7 @@ impl DevNetwork {
         Ok(NodeNamespace { _namespace: namespace })
     }
 
-    /// Removes all links and rules.
+    /// Removes all links and rules, and restores IP forwarding.
     pub fn remove(self) -> anyhow::Result<()> {
         proxy::NetlinkFirewall::of(BRIDGE)
             .apply(&nft::Batch::delete_table())

@@ -1,5 +1,6 @@
-//! One node of the cluster before it is one: gets a host name and a network of its own, reads its address there, and goes
-//! on as the program it was started for.
+//! The first stage of each node process of `skiff dev`: creates a network namespace and sets the host
+//! name, receives the node's address, configures the network, and then executes the actual skiff
+//! command.
 
 use std::ffi::OsStr;
 use std::io::{BufRead as _, Write as _};
@@ -12,32 +13,33 @@ use rustix::process::Signal;
 use rustix::thread::UnshareFlags;
 use sys::netlink::Netlink;
 
-/// `skiff inside NAME WORDS`: `skiff WORDS` with this host name and a network of its own. Returns only if that fails.
+/// `skiff inside NAME ARGS`: runs `skiff ARGS` with this host name in a network namespace of its own.
+/// Returns only on failure.
 pub fn run_in_namespace() -> ExitCode {
     let name = std::env::args_os().nth(2).unwrap_or_default();
     match enter_namespace(&name) {
         Ok(()) => {
             let args = std::env::args_os().skip(3);
             let error = std::process::Command::new("/proc/self/exe").args(args).exec();
-            eprintln!("skiff: cannot go on: {error}");
+            eprintln!("skiff: cannot execute /proc/self/exe: {error}");
         }
-        Err(error) => eprintln!("skiff: cannot make a network: {error}"),
+        Err(error) => eprintln!("skiff: cannot set up the node namespace: {error}"),
     }
     ExitCode::FAILURE
 }
 
 fn enter_namespace(name: &OsStr) -> std::io::Result<()> {
-    // Whoever made the cluster ends it; should it die, nothing is to be left running.
+    // The `skiff dev` process stops the nodes. If it dies, the nodes must not be left running.
     rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
     sys::process::unshare(UnshareFlags::NEWNET | UnshareFlags::NEWUTS)?;
-    // Pods in the node's network have its host name.
+    // Sets the host name of the node and of pods with `hostNetwork`.
     rustix::system::sethostname(name.as_bytes())?;
     let mut stdout = std::io::stdout();
     writeln!(stdout, "ready")?;
     stdout.flush()?;
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
-    let invalid = || std::io::Error::other("nobody said which address to have");
+    let invalid = || std::io::Error::other("no valid node address on stdin");
     let mut fields = line.split_whitespace();
     let (Some(address), Some(prefix), Some(gateway)) = (fields.next(), fields.next(), fields.next()) else {
         return Err(invalid());

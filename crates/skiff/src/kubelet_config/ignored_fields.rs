@@ -1,8 +1,9 @@
-//! What upstream's KubeletConfiguration has and this node has no use for. Whoever sets it is told so, and why.
+//! Fields of upstream's KubeletConfiguration that skiff ignores. A field that is set produces a warning
+//! with the reason.
 
 use serde_json::Value;
 
-/// Fields with a value that says what is done here anyway.
+/// Values that match skiff's fixed behaviour; they produce no warning.
 const MATCHING_VALUES: &[(&str, &str)] = &[
     ("authorization", r#"{"mode":"Webhook"}"#),
     ("cgroupsPerQOS", "true"),
@@ -16,101 +17,103 @@ const MATCHING_VALUES: &[(&str, &str)] = &[
     ("topologyManagerScope", r#""container""#),
 ];
 
-/// Fields of upstream that change nothing here, and why.
+/// Fields without effect, sorted, and the reason.
 const IGNORED_FIELDS: &[(&str, &str)] = &[
-    ("address", "say --kubelet-address"),
-    ("authorization", "who asks this node is always judged by the API server"),
-    ("cgroupDriver", "groups are made in the kernel's own file system"),
-    ("cgroupRoot", "pods are in a group of this program's own"),
-    ("cgroupsPerQOS", "pods of a class are always in a group of their own"),
-    ("configMapAndSecretChangeDetectionStrategy", "they are always watched"),
-    ("containerLogMaxWorkers", "logs are looked at one after the other"),
-    ("containerLogMonitorInterval", "logs are looked at every ten seconds"),
-    ("contentType", "this is JSON"),
-    ("cpuCFSQuotaPeriod", "it is 100 ms"),
-    ("cpuManagerPolicy", "processors are not given to single pods"),
-    ("cpuManagerPolicyOptions", "processors are not given to single pods"),
-    ("cpuManagerReconcilePeriod", "processors are not given to single pods"),
-    ("enableContentionProfiling", "there are no profiles"),
+    ("address", "use --kubelet-address"),
+    ("authorization", "requests are always authorized by the API server"),
+    ("cgroupDriver", "cgroups are managed directly in cgroupfs"),
+    ("cgroupRoot", "pods are always below skiff's own cgroup"),
+    ("cgroupsPerQOS", "QoS classes always have cgroups of their own"),
+    ("configMapAndSecretChangeDetectionStrategy", "ConfigMaps and Secrets are always watched"),
+    ("containerLogMaxWorkers", "logs are rotated one after another"),
+    ("containerLogMonitorInterval", "logs are checked every ten seconds"),
+    ("contentType", "requests always use JSON"),
+    ("cpuCFSQuotaPeriod", "it is always 100 ms"),
+    ("cpuManagerPolicy", "CPUs are not assigned to single pods"),
+    ("cpuManagerPolicyOptions", "CPUs are not assigned to single pods"),
+    ("cpuManagerReconcilePeriod", "CPUs are not assigned to single pods"),
+    ("enableContentionProfiling", "there is no profiling"),
     ("enableControllerAttachDetach", "volumes are always attached by the controller"),
-    ("enableDebugFlagsHandler", "there are no such flags"),
-    ("enableProfilingHandler", "there are no profiles"),
-    ("enableServer", "the node always answers"),
+    ("enableDebugFlagsHandler", "there are no debug flags"),
+    ("enableProfilingHandler", "there is no profiling"),
+    ("enableServer", "the server is always enabled"),
     ("enableSystemLogHandler", "logs of the host are not served"),
     ("enableSystemLogQuery", "logs of the host are not served"),
-    ("eventBurst", "events are put together, not counted"),
-    ("eventRecordQPS", "events are put together, not counted"),
-    ("featureGates", "there are no such gates: what is stable and on by default upstream is on"),
-    ("fileCheckFrequency", "changes are seen at once"),
-    ("hairpinMode", "pods always reach themselves by their Service"),
-    ("healthzBindAddress", "health is told at /healthz of the node's own port"),
-    ("healthzPort", "health is told at /healthz of the node's own port"),
-    ("httpCheckFrequency", "manifests are not fetched"),
-    ("imageServiceEndpoint", "images are at the socket of the runtime"),
-    ("iptablesDropBit", "there is no iptables"),
-    ("iptablesMasqueradeBit", "there is no iptables"),
-    ("kernelMemcgNotification", "memory is looked at every ten seconds"),
-    ("kubeAPIBurst", "the API server says how much it takes"),
-    ("kubeAPIQPS", "the API server says how much it takes"),
-    ("kubeletCgroups", "this program is left in its group"),
-    ("localStorageCapacityIsolation", "disks are always looked at"),
-    ("logging", "say --log"),
-    ("makeIPTablesUtilChains", "there is no iptables"),
-    ("maxOpenFiles", "the limit is the one that this program was started with"),
-    ("memoryManagerPolicy", "memory is not given to single pods"),
-    ("memoryReservationPolicy", "memory is not protected by cgroups"),
-    ("memorySwap", "pods do not swap"),
-    ("memoryThrottlingFactor", "nobody is throttled for memory"),
-    ("oomScoreAdj", "this program is left with its score"),
-    ("podCIDR", "addresses are those of the Node object"),
-    ("port", "say --kubelet-port"),
-    ("protectKernelDefaults", "the kernel's settings are neither changed nor checked"),
-    ("qosReserved", "memory is not reserved for classes of pods"),
-    ("readOnlyPort", "nothing is told to whoever asks"),
-    ("registryBurst", "registries say how much they take"),
-    ("registryPullQPS", "registries say how much they take"),
-    ("reservedMemory", "memory is not given to single pods"),
-    ("reservedSystemCPUs", "processors are not given to single pods"),
-    ("runOnce", "a node goes on"),
-    ("runtimeRequestTimeout", "runtimes have as long as they need"),
-    ("showHiddenMetricsForVersion", "there are none"),
-    ("singleProcessOOMKill", "the kernel decides who goes"),
-    ("staticPodURL", "manifests are not fetched"),
-    ("staticPodURLHeader", "manifests are not fetched"),
-    ("streamingConnectionIdleTimeout", "streams last as long as both ends want"),
-    ("syncFrequency", "changes are seen at once"),
-    ("systemCgroups", "the host's processes are left in their groups"),
-    ("tlsCipherSuites", "all that are safe are offered"),
-    ("tlsCurvePreferences", "all that are safe are offered"),
-    ("tlsMinVersion", "it is TLS 1.2"),
-    ("topologyManagerPolicy", "pods are not aligned"),
-    ("topologyManagerPolicyOptions", "pods are not aligned"),
-    ("topologyManagerScope", "pods are not aligned"),
-    ("tracing", "nothing is traced"),
-    ("userNamespaces", "pods have 65536 users each"),
-    ("volumePluginDir", "there are no FlexVolumes"),
-    ("volumeStatsAggPeriod", "volumes are looked at when somebody asks"),
+    ("eventBurst", "events are aggregated, not rate-limited"),
+    ("eventRecordQPS", "events are aggregated, not rate-limited"),
+    (
+        "featureGates",
+        "there are no feature gates: features that are stable and enabled by default upstream are enabled",
+    ),
+    ("fileCheckFrequency", "changes are detected immediately"),
+    ("hairpinMode", "pods can always reach themselves through their Service"),
+    ("healthzBindAddress", "health is served at /healthz of the kubelet's port"),
+    ("healthzPort", "health is served at /healthz of the kubelet's port"),
+    ("httpCheckFrequency", "static pods are not fetched from URLs"),
+    ("imageServiceEndpoint", "images are managed through the runtime's socket"),
+    ("iptablesDropBit", "iptables is not used"),
+    ("iptablesMasqueradeBit", "iptables is not used"),
+    ("kernelMemcgNotification", "memory is checked every ten seconds"),
+    ("kubeAPIBurst", "the API server limits the request rate"),
+    ("kubeAPIQPS", "the API server limits the request rate"),
+    ("kubeletCgroups", "skiff stays in its cgroup"),
+    ("localStorageCapacityIsolation", "disk usage is always checked"),
+    ("logging", "use --log"),
+    ("makeIPTablesUtilChains", "iptables is not used"),
+    ("maxOpenFiles", "the limit is that of the skiff process"),
+    ("memoryManagerPolicy", "memory is not assigned to single pods"),
+    ("memoryReservationPolicy", "memory is not reserved by cgroups"),
+    ("memorySwap", "pods do not use swap"),
+    ("memoryThrottlingFactor", "memory is not throttled"),
+    ("oomScoreAdj", "the OOM score of skiff is not changed"),
+    ("podCIDR", "pod networks are those of the Node object"),
+    ("port", "use --kubelet-port"),
+    ("protectKernelDefaults", "kernel settings are neither changed nor checked"),
+    ("qosReserved", "memory is not reserved for QoS classes"),
+    ("readOnlyPort", "there is no read-only port"),
+    ("registryBurst", "registries limit the request rate"),
+    ("registryPullQPS", "registries limit the request rate"),
+    ("reservedMemory", "memory is not assigned to single pods"),
+    ("reservedSystemCPUs", "CPUs are not assigned to single pods"),
+    ("runOnce", "the kubelet always keeps running"),
+    ("runtimeRequestTimeout", "requests to the runtime have no time limit"),
+    ("showHiddenMetricsForVersion", "there are no hidden metrics"),
+    ("singleProcessOOMKill", "the kernel decides which processes are killed"),
+    ("staticPodURL", "static pods are not fetched from URLs"),
+    ("staticPodURLHeader", "static pods are not fetched from URLs"),
+    ("streamingConnectionIdleTimeout", "idle streams are not closed"),
+    ("syncFrequency", "changes are detected immediately"),
+    ("systemCgroups", "processes of the host stay in their cgroups"),
+    ("tlsCipherSuites", "all secure ones are offered"),
+    ("tlsCurvePreferences", "all secure ones are offered"),
+    ("tlsMinVersion", "it is always TLS 1.2"),
+    ("topologyManagerPolicy", "resources are not aligned by NUMA node"),
+    ("topologyManagerPolicyOptions", "resources are not aligned by NUMA node"),
+    ("topologyManagerScope", "resources are not aligned by NUMA node"),
+    ("tracing", "tracing is not supported"),
+    ("userNamespaces", "each pod has 65536 user IDs"),
+    ("volumePluginDir", "FlexVolumes are not supported"),
+    ("volumeStatsAggPeriod", "volume usage is measured on request"),
 ];
 
-/// Says that something has no effect, unless it says nothing or what is so anyway.
+/// Logs a warning if a field is ignored, unless its value is the zero value or matches skiff's
+/// behaviour.
 pub fn warn_if_ignored(field: &str, value: &Value) {
     let is_known = |(name, text): &(&str, &str)| {
         *name == field && serde_json::from_str::<Value>(text).is_ok_and(|known| known == *value)
     };
-    // What is so unless somebody says that it is not.
+    // For fields that are always on, `false` is not a zero value but a request that cannot be met.
     let disables_default = *value == false && MATCHING_VALUES.contains(&(field, "true"));
     if (is_zero_value(value) && !disables_default) || MATCHING_VALUES.iter().any(is_known) {
         return;
     }
     match IGNORED_FIELDS.iter().find(|(name, _)| *name == field) {
-        Some((_, reason)) => {
-            tracing::warn!(field, reason, "this field of KubeletConfiguration has no effect")
-        }
-        None => tracing::warn!(field, "KubeletConfiguration has no such field"),
+        Some((_, reason)) => tracing::warn!(field, reason, "KubeletConfiguration field is ignored"),
+        None => tracing::warn!(field, "unknown KubeletConfiguration field"),
     }
 }
 
-/// What tools write for what nobody has said.
+/// Whether a value is the zero value that tools write for an unset field.
 fn is_zero_value(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,
@@ -135,7 +138,7 @@ mod tests {
         check(serde_json::json!([]), true);
         check(serde_json::json!(true), false);
         for pair in IGNORED_FIELDS.windows(2) {
-            assert!(pair[0].0 < pair[1].0, "{} is not in its place", pair[1].0);
+            assert!(pair[0].0 < pair[1].0, "{} is not in sorted order", pair[1].0);
         }
         for (field, value) in MATCHING_VALUES {
             assert!(IGNORED_FIELDS.iter().any(|(name, _)| name == field), "{field}");

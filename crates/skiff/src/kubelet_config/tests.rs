@@ -141,7 +141,8 @@ fn flags_override_the_file() {
     assert_eq!(reserved.enforced.as_deref(), Some(&["none".to_owned()][..]));
 }
 
-/// Upstream's rule: naming one takes the others away, unless the file says that they stay.
+/// Upstream's rule: setting one threshold clears the others, unless the file merges them with the
+/// defaults.
 #[test]
 fn setting_one_threshold_clears_the_others() {
     use kubelet::ThresholdValue::{Number, Percent};
@@ -170,7 +171,7 @@ fn setting_one_threshold_clears_the_others() {
     assert_eq!(limits("", &twice), (Number(5), Percent(1)));
 }
 
-/// What upstream's own defaults name, and what it takes without heeding it.
+/// The signals of upstream's defaults, and those that upstream accepts and ignores.
 #[test]
 fn accepts_all_upstream_eviction_signals() {
     use kubelet::ThresholdValue::{Number, Percent};
@@ -202,7 +203,7 @@ fn applies_crash_loop_back_off_and_cpu_quota() {
     check(period("1m"), Ok(60));
     check(
         serde_json::json!({"maxContainerRestartPeriod": 60}),
-        Err("maxContainerRestartPeriod is a text such as 300s"),
+        Err("maxContainerRestartPeriod must be a string such as 300s"),
     );
     check(period("0s"), Err("maxContainerRestartPeriod (got: 0 seconds) must be set between 1s and 300s"));
     check(period("6m"), Err("maxContainerRestartPeriod (got: 360 seconds) must be set between 1s and 300s"));
@@ -265,25 +266,28 @@ fn reports_invalid_arguments() {
         assert!(format!("{error:#}").contains(expected), "{error:#}");
     };
     check("register-with-taints=a=b", "invalid taint effect: \"\"");
-    check("cloud-provider=aws", "\"aws\" is not known here: only `external` is");
-    check("node-labels=a", "\"a\" is no name=value");
+    check("cloud-provider=aws", "\"aws\" is not supported: only `external` is");
+    check("node-labels=a", "\"a\" must be name=value");
     check("allowed-unsafe-sysctls=net.*,kernel.panic", "\"kernel.panic\" are not known to be namespaced");
-    check("max-pods", "write name=value");
-    check("colour=red", "has no meaning here; these have: allowed-unsafe-sysctls");
-    check("max-pods=many", "this is a number");
-    check("seccomp-default=yes", "this is true or false");
-    check("eviction-hard=moon.phase<3%", "no such signal");
+    check("max-pods", "must be name=value");
+    check("colour=red", "is not supported; supported names: allowed-unsafe-sysctls");
+    check("max-pods=many", "--kubelet-arg maxPods: must be a number, got \"many\"");
+    check("seccomp-default=yes", "must be true or false, got \"yes\"");
+    check("eviction-hard=moon.phase<3%", "unknown eviction signal");
     check(
         "eviction-soft=memory.available<1Gi",
         "grace period must be specified for the soft eviction threshold",
     );
-    check("container-log-max-size=x", "is no quantity");
-    check("minimum-image-ttl-duration=soon", "is no time such as 2m0s");
+    check("container-log-max-size=x", "is not a quantity");
+    check("minimum-image-ttl-duration=soon", "is not a duration such as 2m0s");
     check("image-gc-high-threshold=50", "80 must be less than imageGCHighThresholdPercent");
     check("enforce-node-allocatable=system-reserved", "(--system-reserved-cgroup) must be specified when");
     check("kube-reserved=example.com/gpu=1", "cannot reserve \"example.com/gpu\" resource");
     check("system-reserved=cpu=-1", "resource quantity for \"cpu\" cannot be negative: -1");
     check("system-reserved=memory=8Gi", "Resource \"memory\" has a reservation of 8589934592 but capacity");
-    check("image-credential-provider-config=/x", "and image-credential-provider-bin-dir belong together");
+    check(
+        "image-credential-provider-config=/x",
+        "and image-credential-provider-bin-dir must be set together",
+    );
     check("config=/not/there", "cannot read /not/there");
 }

@@ -1,4 +1,4 @@
-//! A connection on which things go wrong, as often as a seed and a rate say.
+//! A connection with injected faults, controlled by a seed and a rate.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,12 +10,12 @@ use client::{Connection, Error, Failure, Watch, WatchEvent};
 use http::{Method, Request, Response};
 use tokio::sync::Notify;
 
-/// Where all chance comes from.
+/// The source of all random decisions.
 pub struct FaultSource {
     state: AtomicU64,
-    /// How often something goes wrong, in per mille; 0 is never.
+    /// Fault rate per mille; 0 disables faults.
     rate: AtomicU64,
-    /// The control loops are to be killed, right now.
+    /// Signals that the controllers are to be killed.
     pub kill: Notify,
 }
 
@@ -24,7 +24,7 @@ impl FaultSource {
         Arc::new(FaultSource { state: AtomicU64::new(seed), rate: AtomicU64::new(rate), kill: Notify::new() })
     }
 
-    /// A number below `limit`.
+    /// A random number below `limit`.
     pub fn below(&self, limit: u64) -> u64 {
         // SplitMix64.
         let mut z = self.state.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
@@ -33,7 +33,7 @@ impl FaultSource {
         (z ^ (z >> 31)) % limit
     }
 
-    /// Whether something goes wrong that does so `weight` times as often as most things.
+    /// Whether to inject a fault that is `weight` times as frequent as most others.
     fn should_fail(&self, weight: u64) -> bool {
         self.below(1_000) < self.rate.load(Ordering::Relaxed) * weight
     }
@@ -43,7 +43,7 @@ impl FaultSource {
     }
 }
 
-/// A way to the API server that loses requests, answers and watches.
+/// A connection to the API server that loses requests, responses and watches.
 pub struct LossyConnection {
     pub inner: Arc<dyn Connection>,
     pub faults: Arc<FaultSource>,
@@ -62,14 +62,15 @@ impl Connection for LossyConnection {
             let failure = Failure {
                 code: 409,
                 reason: "Conflict".into(),
-                message: "somebody was faster".into(),
+                message: "the object has been modified".into(),
                 ..Failure::default()
             };
             return Err(Error::Api(Box::new(failure)));
         }
         let answer = self.inner.send(request).await;
         if self.faults.should_fail(1) {
-            // Done, but the one who asked never learns of it, nor does anything else: killed between two acts.
+            // The write was applied, but the caller never gets a response and is killed: a crash
+            // between two writes.
             self.faults.kill.notify_one();
             std::future::pending::<()>().await;
         }
@@ -90,7 +91,8 @@ impl Connection for LossyConnection {
     }
 }
 
-/// News that come late, so that those of different kinds change places, or not at all until a new list.
+/// A watch whose events are delayed, so that those of different kinds are reordered, or that ends and
+/// requires a new list.
 struct LossyWatch {
     inner: Box<dyn Watch>,
     faults: Arc<FaultSource>,
@@ -110,7 +112,7 @@ impl Watch for LossyWatch {
     }
 }
 
-/// A way to the API server on which no answer to a POST ever arrives, and news are late.
+/// A connection to the API server that loses every response to a POST and delays watch events.
 pub struct LostResponseConnection(pub Arc<dyn Connection>);
 
 #[async_trait]

@@ -1,15 +1,15 @@
-//! What pods are held in: cgroups that limit them together, and file systems that are on no disk.
+//! Isolation of pods: QoS cgroups, node allocatable limits, and volumes in memory.
 
 use super::{Cluster, start_with};
 
-/// Pods are in one cgroup with those who were promised as little, which weighs as much as that.
+/// A pod is in the cgroup of its QoS class, whose CPU weight is the sum of its pods' requests.
 pub fn qos_cgroups(cluster: &Cluster) {
     let server = &cluster.server;
     let cgroup_of_pod = |name: &str, file: &[&str]| {
         let uid = server.kubectl(&["get", "pod", name, "-o", "jsonpath={.metadata.uid}"]).ok();
         let cgroups = testkit::cgroups_of_pod(&uid);
         let level =
-            cgroups[0].parent().expect("it is in another").file_name().expect("it has a name").to_owned();
+            cgroups[0].parent().expect("a parent cgroup").file_name().expect("it has a name").to_owned();
         assert!(cgroups.iter().all(|cgroup| cgroup.parent().is_some_and(|around| around.ends_with(&level))));
         let read = |cgroup: &std::path::Path| {
             file.iter().find_map(|file| std::fs::read_to_string(cgroup.join(file)).ok())
@@ -36,7 +36,7 @@ pub fn qos_cgroups(cluster: &Cluster) {
     let (promised, [level, own, whole]) = cgroup_of_pod("promised", &files);
     let weight = if is_v2 { "20" } else { "512" };
     assert_eq!([level.as_str(), &own], ["burstable", weight]);
-    // Other pods of this node are there as well, but of no other node.
+    // The QoS cgroup contains other pods of this node, but none of other nodes.
     assert!(whole.parse::<u64>().expect("a number") >= weight.parse().expect("a number"), "{whole}");
     let (unpromised, best_effort) = cgroup_of_pod("unpromised", &files);
     let least = if is_v2 { "1" } else { "2" };
@@ -46,7 +46,7 @@ pub fn qos_cgroups(cluster: &Cluster) {
     server.wait_until("their cgroups are gone", || [&promised, &unpromised].into_iter().all(is_removed));
 }
 
-/// What is secret is on no disk, and changes reach those that run.
+/// Secrets, tokens and downward API volumes are on tmpfs, and updates reach running pods.
 pub fn secret_volumes_are_tmpfs(cluster: &Cluster) {
     let server = &cluster.server;
     server.kubectl(&["create", "configmap", "plain", "--from-literal=word=open"]).ok();
@@ -62,17 +62,17 @@ pub fn secret_volumes_are_tmpfs(cluster: &Cluster) {
             "volumes": [
                 {"name": "secret", "secret": {"secretName": "hidden"}},
                 {"name": "config", "configMap": {"name": "plain"}},
-                {"name": "told", "downwardAPI": {"items": [label]}},
+                {"name": "info", "downwardAPI": {"items": [label]}},
             ],
             "containers": [{
                 "name": "main", "image": "busybox:1.36",
-                "volumeMounts": [mount("secret"), mount("config"), mount("told"), part],
+                "volumeMounts": [mount("secret"), mount("config"), mount("info"), part],
             }],
         }
     });
     server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
     server.wait_for_pod("keeper", "condition=Ready");
-    let script = "cat /secret/word /config/word /told/name /part; ls -l /secret/..data/; cat /proc/mounts";
+    let script = "cat /secret/word /config/word /info/name /part; ls -l /secret/..data/; cat /proc/mounts";
     let output = server.kubectl(&["exec", "keeper", "--", "sh", "-c", script]).ok();
     assert!(output.starts_with("oneopenkeeperone"), "{output}");
     assert!(output.contains(" 4000 ") && output.contains("-rw-r--r--"), "{output}");
@@ -82,10 +82,10 @@ pub fn secret_volumes_are_tmpfs(cluster: &Cluster) {
         found.next().map(|words| (words[2] == "tmpfs", words[3].starts_with("ro,"))).expect("a mount")
     };
     let account = "/var/run/secrets/kubernetes.io/serviceaccount";
-    let mount_paths = ["/secret", "/told", "/part", account, "/config"];
+    let mount_paths = ["/secret", "/info", "/part", account, "/config"];
     let of_disk = cluster.server.data_dir().join("agent/pods");
     let of_disk = rustix::fs::statfs(&of_disk).expect("a file system").f_type;
-    // Where tests themselves run in memory there is no telling.
+    // If the temporary directory is on tmpfs itself, ConfigMap volumes are on tmpfs as well.
     let tmpfs = 0x0102_1994;
     assert_eq!(
         mount_paths[..4].iter().map(|mount_path| kind(mount_path)).collect::<Vec<_>>(),
@@ -95,22 +95,22 @@ pub fn secret_volumes_are_tmpfs(cluster: &Cluster) {
     secret_update_is_visible(cluster, "two");
 }
 
-/// A change of the secret is seen by the container that has it.
+/// An update of the Secret is visible in the running container.
 pub fn secret_update_is_visible(cluster: &Cluster, word: &str) {
     let server = &cluster.server;
     let change = serde_json::json!({"stringData": {"word": word}}).to_string();
     server.kubectl(&["patch", "secret", "hidden", "-p", &change]).ok();
     let read_secret = ["exec", "keeper", "--", "cat", "/secret/word"];
-    server.wait_until("the container sees it", || server.kubectl(&read_secret).ok() == word);
+    server.wait_until("the container sees the new value", || server.kubectl(&read_secret).ok() == word);
 }
 
-/// All pods together have no more than what is reserved for nobody else, whatever they may use by themselves.
+/// All pods together are limited to the node's allocatable resources, even without limits of their own.
 #[test]
 fn node_allocatable_is_enforced() {
     let total = std::fs::read_to_string("/proc/meminfo").expect("memory");
     let total: u64 =
         total.split_whitespace().nth(1).and_then(|number| number.parse().ok()).expect("how much memory");
-    // This is how much pods are left with.
+    // The memory that remains for pods, in KiB.
     let allocatable_kib = 96 << 10;
     let reserved =
         format!("--kubelet-arg=system-reserved=cpu=100m,pid=1000,memory={}Ki", total - allocatable_kib);
@@ -123,7 +123,7 @@ fn node_allocatable_is_enforced() {
     let events =
         ["get", "events", "-o", "jsonpath={.items[?(@.reason==\"NodeAllocatableEnforced\")].message}"];
     let is_recorded = || server.kubectl(&events).ok() == "Updated Node Allocatable limit across pods";
-    server.wait_until("the node has told of it", is_recorded);
+    server.wait_until("the event is recorded", is_recorded);
     let uid = server.kubectl(&["get", "pod", "small", "-o", "jsonpath={.metadata.uid}"]).ok();
     let cgroups = testkit::cgroups_of_pod(&uid);
     let read = |file: &str| {
@@ -135,14 +135,14 @@ fn node_allocatable_is_enforced() {
     assert_eq!(memory, Some((allocatable_kib * 1024).to_string()));
     assert!(read("pids.max").is_some_and(|most| most.parse::<u64>().is_ok()), "{:?}", read("pids.max"));
     if std::fs::read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() > 1) {
-        return eprintln!("skipped: on a host with swap nobody runs out of memory that soon");
+        return eprintln!("skipped: on a host with swap, memory limits are not reached quickly");
     }
-    // It takes more than all pods have, by itself without a limit.
+    // A process without a limit of its own allocates more than all pods may use.
     server.run_pod("big", "exec dd if=/dev/zero of=/dev/null bs=150M count=1", "Never");
     server.wait_for_pod("big", "jsonpath={.status.phase}=Failed");
     let code = "jsonpath={.status.containerStatuses[0].state.terminated.exitCode}";
     assert_eq!(server.kubectl(&["get", "pod", "big", "-o", code]).ok(), "137");
-    // And another nearly so much: it is put out before anybody else is harmed.
+    // Another pod uses nearly as much: it is evicted before others are affected.
     let pod = serde_json::json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "greedy"},
         "spec": {

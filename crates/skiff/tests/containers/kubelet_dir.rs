@@ -1,4 +1,5 @@
-//! Storage drivers, network plugins and monitoring agents mount the kubelet's directory by its usual path.
+//! CSI drivers, network plugins and monitoring agents mount the kubelet's directory by its standard
+//! path.
 
 use std::process::Command;
 
@@ -12,15 +13,17 @@ fn default_kubelet_directory_is_the_nodes_own() {
     let server = &cluster.server;
     let root = server.data_dir().join("agent/kubelet");
     let pods = root.join("pods");
-    server
-        .wait_until("its directories are there", || pods.is_dir() && root.join("plugins_registry").is_dir());
+    server.wait_until("the kubelet directories exist", || {
+        pods.is_dir() && root.join("plugins_registry").is_dir()
+    });
     // As on hosts with systemd, where all mounts are shared.
     for arguments in [&["--bind"][..], &["--make-rshared"]] {
         let mut mount = Command::new("mount");
         let mount = mount.args(arguments).args((arguments == ["--bind"]).then_some(&pods)).arg(&pods);
         assert!(mount.status().expect("mount").success(), "{arguments:?}");
     }
-    // The path that drivers are given is the host's; what they serve at is named as they see it.
+    // Mounts that the driver creates use the host's path; its socket uses the path inside the
+    // container.
     let pod_mount = pods.join("given");
     let script = format!(
         "mkdir {0} && mount -t tmpfs none {0} && touch {0}/file && \
@@ -48,7 +51,7 @@ fn default_kubelet_directory_is_the_nodes_own() {
     });
     server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
     server.wait_until("the driver's volume is on the host", || pod_mount.join("file").exists());
-    server.wait_until("its socket is where plugins are looked for", || {
+    server.wait_until("the socket is in the plugin registry directory", || {
         root.join("plugins_registry/driver.sock").exists()
     });
     let seen = ["exec", "driver", "--", "ls", "/var/lib/kubelet/pods/given"];
@@ -63,5 +66,5 @@ fn default_kubelet_directory_is_the_nodes_own() {
     }
     cluster
         .server
-        .wait_until("nothing is left", || cluster.resource_counts().values().all(|count| *count == 0));
+        .wait_until("no resources remain", || cluster.resource_counts().values().all(|count| *count == 0));
 }

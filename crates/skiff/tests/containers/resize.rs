@@ -1,4 +1,4 @@
-//! Pods that are given more or less while they run.
+//! In-place resize of pods.
 
 use serde_json::{Value, json};
 use testkit::Server;
@@ -39,14 +39,15 @@ fn pods_are_resized_within_node_capacity() {
     cluster.server.kubectl(&["delete", "pods", "--all", "--wait"]).ok();
     cluster
         .server
-        .wait_until("nothing is left", || cluster.resource_counts().values().all(|count| *count == 0));
+        .wait_until("no resources remain", || cluster.resource_counts().values().all(|count| *count == 0));
 }
 
-/// No longer than until another pod is gone, whoever is killed meanwhile.
+/// A deferred resize is applied as soon as another pod is deleted, even if the server is killed
+/// meanwhile.
 fn deferred_until_capacity_is_available(cluster: &mut Cluster, allocatable: u64) {
     let Cluster { server, .. } = cluster;
     resize(server, "grows", json!({"requests": {"cpu": "600m"}})).ok();
-    server.wait_until("there is no room", || get(server, "grows", PENDING_REASON) == "Deferred");
+    server.wait_until("the resize is deferred", || get(server, "grows", PENDING_REASON) == "Deferred");
     let message = get(server, "grows", &PENDING_REASON.replace("reason", "message"));
     let used = allocatable - 400;
     assert_eq!(
@@ -58,18 +59,18 @@ fn deferred_until_capacity_is_available(cluster: &mut Cluster, allocatable: u64)
     let generation = get(server, "grows", "{.metadata.generation}");
     assert_eq!(get(server, "grows", &PENDING_REASON.replace("reason", "observedGeneration")), generation);
     assert_eq!(get(server, "grows", CPU_PATHS), "100m 100m 100m 100m");
-    // Somebody changes their mind, and changes it again.
+    // The resize is reverted, and requested again.
     resize(server, "grows", json!({"requests": {"cpu": "100m"}})).ok();
-    server.wait_until("nothing is wanted", || get(server, "grows", RESIZE_CONDITIONS).is_empty());
+    server.wait_until("no resize is pending", || get(server, "grows", RESIZE_CONDITIONS).is_empty());
     resize(server, "grows", json!({"requests": {"cpu": "700m"}})).ok();
-    server.wait_until("there is no room again", || get(server, "grows", PENDING_REASON) == "Deferred");
+    server.wait_until("the second resize is deferred", || get(server, "grows", PENDING_REASON) == "Deferred");
     server.kill9();
     server.restart();
     server.wait_until("the node is back", || server.kubectl(&["exec", "grows", "--", "true"]).code == 0);
     assert_eq!(get(server, "grows", PENDING_REASON), "Deferred");
     assert_eq!(get(server, "grows", CPU_PATHS), "100m 100m 100m 100m");
     server.kubectl(&["delete", "pod", "other", "--wait"]).ok();
-    server.wait_until("it is resized", || {
+    server.wait_until("the resize is complete", || {
         get(server, "grows", CPU_PATHS) == "700m 700m 700m 700m"
             && get(server, "grows", RESIZE_CONDITIONS).is_empty()
     });
@@ -95,13 +96,13 @@ fn infeasible_resize_is_rejected(server: &Server, allocatable: u64) {
     assert!(rejected.stderr.contains("node didn't have enough allocatable resources"), "{}", rejected.stderr);
 }
 
-/// As much as it does not use, and whoever is killed meanwhile.
+/// Memory limits can be reduced to what the container uses, even if the server is killed meanwhile.
 fn memory_is_reduced(cluster: &mut Cluster) {
     let Cluster { server, .. } = cluster;
     let limited = |memory: &str| json!({"limits": {"memory": memory}, "requests": {"memory": memory}});
     make(server, "shrinks", limited("64Mi"), "NotRequired");
     resize(server, "shrinks", limited("48Mi")).ok();
-    server.wait_until("it has less", || {
+    server.wait_until("the limit is reduced", || {
         get(server, "shrinks", MEMORY_PATHS) == "48Mi 48Mi"
             && get(server, "shrinks", RESIZE_CONDITIONS).is_empty()
     });
@@ -114,33 +115,33 @@ fn memory_is_reduced(cluster: &mut Cluster) {
             )
             && get(server, "shrinks", MEMORY_PATHS) == "48Mi 8Ki"
     };
-    server.wait_until("it needs what it has", fails);
+    server.wait_until("the resize fails because of the memory usage", fails);
     server.kill9();
     server.restart();
     server.wait_until("the node is back", || server.kubectl(&["exec", "shrinks", "--", "true"]).code == 0);
     let fails = || get(server, "shrinks", IN_PROGRESS_CONDITION).contains("\"reason\":\"Error\"");
     assert!(fails() && get(server, "shrinks", MEMORY_PATHS) == "48Mi 8Ki");
     resize(server, "shrinks", limited("64Mi")).ok();
-    server.wait_until("it has what it had", || {
+    server.wait_until("the limit is restored", || {
         get(server, "shrinks", MEMORY_PATHS) == "64Mi 64Mi"
             && get(server, "shrinks", RESIZE_CONDITIONS).is_empty()
     });
     assert_eq!(get(server, "shrinks", "{.status.containerStatuses[0].restartCount}"), "0");
 }
 
-/// Where the container wants that.
+/// A container with `resizePolicy: RestartContainer` is restarted.
 fn container_restarts_on_resize(server: &Server) {
     let limited = |memory: &str| json!({"limits": {"memory": memory}, "requests": {"memory": memory}});
-    make(server, "anew", limited("32Mi"), "RestartContainer");
-    resize(server, "anew", limited("64Mi")).ok();
-    server.wait_until("it has begun anew", || {
-        get(server, "anew", "{.status.containerStatuses[0].restartCount}") == "1"
-            && get(server, "anew", MEMORY_PATHS) == "64Mi 64Mi"
-            && get(server, "anew", RESIZE_CONDITIONS).is_empty()
+    make(server, "restarted", limited("32Mi"), "RestartContainer");
+    resize(server, "restarted", limited("64Mi")).ok();
+    server.wait_until("the container has restarted", || {
+        get(server, "restarted", "{.status.containerStatuses[0].restartCount}") == "1"
+            && get(server, "restarted", MEMORY_PATHS) == "64Mi 64Mi"
+            && get(server, "restarted", RESIZE_CONDITIONS).is_empty()
     });
 }
 
-/// What a container that was stopped could use does not keep its pod from having less.
+/// The previous limits of a restarted container do not prevent a lower pod limit.
 fn restarts_to_reduce_limits(server: &Server) {
     const LIMITS: &str = "{.status.containerStatuses[0].restartCount} \
                           {.status.containerStatuses[0].resources.limits.cpu} \
@@ -152,7 +153,7 @@ fn restarts_to_reduce_limits(server: &Server) {
     let container = |name: &str, cpu: &str| {
         let policies: Vec<Value> =
             ["cpu", "memory"].map(|resource| json!({"resourceName": resource, "restartPolicy": cpu})).into();
-        // It ends well when it is told to, and begins again all the same.
+        // Exits with 0 on SIGTERM, and is restarted nevertheless.
         let script = "trap 'exit 0' TERM; while true; do sleep 0.1; done";
         json!({
             "name": name, "image": "busybox:1.36", "command": ["sh", "-c", script],
@@ -178,7 +179,7 @@ fn restarts_to_reduce_limits(server: &Server) {
             json!({"spec": {"initContainers": list("beside"), "containers": list("main")}}).to_string();
         server.kubectl(&["patch", "pod", "less", "--subresource=resize", "-p", &patch]).ok();
         let expected = format!("{restarts} {cpu} 0 {cpu} {cpu} {whole}");
-        server.wait_until("it is resized", || {
+        server.wait_until("the resize is complete", || {
             get(server, "less", LIMITS) == expected
                 && get(server, "less", RESIZE_CONDITIONS).is_empty()
                 && get(server, "less", READY) == "True"
@@ -186,7 +187,7 @@ fn restarts_to_reduce_limits(server: &Server) {
     }
 }
 
-/// A pod that asks for something as a whole, with a container that was there first.
+/// A pod with pod-level resources and a sidecar container.
 fn pod_level_resources(server: &Server) {
     let whole = |cpu: &str, memory: &str| json!({"requests": {"cpu": "200m", "memory": "32Mi"}, "limits": {"cpu": cpu, "memory": memory}});
     let container = json!({"name": "main", "image": "busybox:1.36", "command": ["sleep", "1000000"]});
@@ -212,7 +213,7 @@ fn pod_level_resources(server: &Server) {
     let more = json!({"name": "beside", "resources": {"requests": {"cpu": "100m"}}});
     let patch = json!({"spec": {"resources": whole("500m", "96Mi"), "initContainers": [more]}}).to_string();
     server.kubectl(&["patch", "pod", "whole", "--subresource=resize", "-p", &patch]).ok();
-    server.wait_until("it is resized", || {
+    server.wait_until("the resize is complete", || {
         get(server, "whole", resource_paths)
             == r#"{"limits":{"cpu":"500m","memory":"96Mi"},"requests":{"cpu":"200m","memory":"32Mi"}} {"requests":{"cpu":"100m"}} {"cpu":"100m"} {}"#
             && get(server, "whole", RESIZE_CONDITIONS).is_empty()
@@ -228,7 +229,7 @@ fn pod_level_resources(server: &Server) {
     assert_eq!(get(server, "whole", restarts), "00");
 }
 
-/// A pod whose first container runs on for now.
+/// A pod whose init container is still running.
 fn init_container_is_resized(server: &Server) {
     let container = |name: &str| {
         json!({
@@ -245,14 +246,14 @@ fn init_container_is_resized(server: &Server) {
     });
     server.kubectl_with(&["create", "-f", "-"], &pod.to_string()).ok();
     let resource_paths = "{.status.initContainerStatuses[0].state.running.startedAt}";
-    server.wait_until("it has begun", || !get(server, "early", resource_paths).is_empty());
+    server.wait_until("the init container is running", || !get(server, "early", resource_paths).is_empty());
     let container_resources = |name: &str| json!({"name": name, "resources": {"requests": {"cpu": "70m"}}});
     let patch =
         json!({"spec": {"initContainers": [container_resources("first")], "containers": [container_resources("main")]}}).to_string();
     server.kubectl(&["patch", "pod", "early", "--subresource=resize", "-p", &patch]).ok();
     let resource_paths =
         "{.status.initContainerStatuses[0].resources.requests.cpu} {.status.allocatedResources.cpu}";
-    server.wait_until("it is resized", || {
+    server.wait_until("the resize is complete", || {
         get(server, "early", resource_paths) == "70m 70m"
             && get(server, "early", RESIZE_CONDITIONS).is_empty()
     });
@@ -282,7 +283,7 @@ fn get(server: &Server, name: &str, path: &str) -> String {
     server.kubectl(&["get", "pod", name, "-o", &format!("jsonpath={path}")]).ok()
 }
 
-/// The weights of a pod and of what runs in it; as the first version of cgroups measures them.
+/// The CPU weights of the pod's cgroup and its container's cgroup, as cgroup v1 shares.
 fn weight(server: &Server, name: &str) -> [String; 2] {
     let uid = get(server, name, "{.metadata.uid}");
     let id = get(server, name, "{.status.containerStatuses[0].containerID}");
@@ -292,7 +293,7 @@ fn weight(server: &Server, name: &str) -> [String; 2] {
         let found = cgroups
             .iter()
             .find_map(|cgroup| std::fs::read_to_string(cgroup.join(inner).join("cpu.shares")).ok());
-        // There the measure is a coarser one.
+        // With cgroup v2 the weight is less precise, so the expected value is assumed.
         found.map_or_else(|| "716".to_owned(), |text| text.trim().to_owned())
     };
     [read(""), read(id)]

@@ -1,4 +1,4 @@
-//! The cluster of `skiff dev` that these tests run on, in a network namespace of its own.
+//! The `skiff dev` cluster of these tests, in a network namespace of its own.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -43,7 +43,7 @@ impl Cluster {
         self.dir.path().join("cluster")
     }
 
-    /// What kubectl says, and whether it was content.
+    /// Runs kubectl; returns whether it succeeded, and its output.
     pub fn kubectl(&self, arguments: &[&str]) -> (bool, String) {
         let mut command = in_network(&self.network, "kubectl");
         command
@@ -80,7 +80,7 @@ impl Cluster {
         while !condition() {
             if started.elapsed() > DEADLINE {
                 let (_, state) = self.kubectl(&["get", "pods,events,nodes", "-A", "-o", "wide"]);
-                panic!("not in time: {what}\n{state}\n{}", self.logs());
+                panic!("timed out waiting for: {what}\n{state}\n{}", self.logs());
             }
             std::thread::yield_now();
         }
@@ -93,7 +93,7 @@ impl Cluster {
         names.map(|name| format!("{name}:\n{}", read(name))).join("\n")
     }
 
-    /// The pods of a label by their nodes: name and address.
+    /// Pods with a label: name and address by node.
     pub fn pods(&self, label: &str) -> BTreeMap<String, (String, String)> {
         let format =
             "jsonpath={range .items[*]}{.spec.nodeName} {.metadata.name} {.status.podIP}{\"\\n\"}{end}";
@@ -105,7 +105,7 @@ impl Cluster {
         listed.lines().filter_map(words).collect()
     }
 
-    /// The network of a pod, by one of its processes.
+    /// The network namespace of a pod, found by one of its processes.
     pub fn pod_netns(&self, pod: &str) -> File {
         let uid = self.ok(&["get", "pod", pod, "-o", "jsonpath={.metadata.uid}"]);
         let processes = std::fs::read_dir("/proc").expect("processes").flatten();
@@ -127,13 +127,13 @@ impl Cluster {
         self.ok(&["get", "service", service, "-o", "jsonpath={.spec.clusterIP}"])
     }
 
-    /// What in the kernel is this cluster's: links, routes, rules, mounts, processes.
+    /// Links, routes, rules, mounts and processes of this cluster.
     pub fn kernel_state(&self) -> Vec<String> {
         kernel_state(&self.network, &self.dir.path().display().to_string())
     }
 }
 
-/// A test that failed leaves nothing either.
+/// Cleans up after a failed test as well.
 impl Drop for Cluster {
     fn drop(&mut self) {
         if self.data().exists() {
