@@ -1,5 +1,5 @@
-//! What admission costs a create: with nothing in its way, with one validating webhook on this machine, and with
-//! twenty policies.
+//! The cost of admission for a create request: without plugins in its way, with one validating webhook
+//! on this host, and with twenty ValidatingAdmissionPolicies.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use crate::wire::{collection, connect};
 const POLICY_COUNT: usize = 20;
 const ADMISSION_API: &str = "/apis/admissionregistration.k8s.io/v1";
 const BASELINE: &str = "admission/nothing";
-/// Nothing takes so long to be in force.
+/// Time limit until the server calls the webhook.
 const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub async fn run(report: &mut Report, binary: &Path, dir: &Path, creates: usize) -> Result<()> {
@@ -67,19 +67,19 @@ async fn create(server: &Server, clients: &[Client], name: &str, count: usize) -
     .await
 }
 
-/// Waits until writes are seen to be asked about.
+/// Creates objects until the server calls the webhook.
 async fn wait_for_webhook(mut done: impl FnMut() -> Result<bool>, client: &Client) -> Result<()> {
     let started = Instant::now();
     let mut attempts = 0;
     while !done()? {
-        ensure!(started.elapsed() < WEBHOOK_TIMEOUT, "the webhook is not asked");
+        ensure!(started.elapsed() < WEBHOOK_TIMEOUT, "the webhook was not called in time");
         client.post(&collection("configmaps"), &config_map(&format!("try-{attempts}"))).await?;
         attempts += 1;
     }
     Ok(())
 }
 
-/// One that allows everything, and how the server is told of it.
+/// Starts a webhook that allows everything, and returns its configuration for the server.
 fn webhook(dir: &Path) -> Result<(Webhook, Value)> {
     let now = Timestamp::now();
     let authority = Authority::load_or_create(dir, "hook", now)?;
@@ -108,7 +108,7 @@ fn webhook(dir: &Path) -> Result<(Webhook, Value)> {
     Ok((hook, configuration))
 }
 
-/// Such as people write: a label, a name, a limit.
+/// A typical policy: it checks labels, a name and a size.
 fn policy(i: usize) -> Value {
     json!({
         "metadata": {"name": format!("bench-{i}")},

@@ -1,4 +1,4 @@
-//! A small HTTP/2 client: one TLS connection each, as a Kubernetes client has.
+//! A small HTTP/2 client with one TLS connection, as Kubernetes clients have.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,13 +22,13 @@ use tokio_rustls::client::TlsStream;
 
 pub const JSON: &str = "application/json";
 pub const TABLE: &str = "application/json;as=Table;v=v1;g=meta.k8s.io";
-/// No answer takes this long unless something is broken.
+/// Time limit of a request. Reached only if something is broken.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// Those of Go's client, so that a LIST is not held up more than it is elsewhere.
+/// The flow control windows of Go's client, so that a LIST is not slower than with upstream's clients.
 const STREAM_WINDOW_BYTES: u32 = 4 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 1 << 30;
 
-/// Whom to speak to, and as whom.
+/// The address of a server and the TLS configuration for it.
 #[derive(Clone)]
 pub struct Target {
     address: String,
@@ -39,18 +39,18 @@ pub struct Target {
 pub struct Client {
     address: String,
     sender: http2::SendRequest<Full<Bytes>>,
-    /// Whom to act as; nobody else where empty.
+    /// User to impersonate; empty for none.
     user: &'static str,
 }
 
-/// The group that users are in whom an administrator acts as.
+/// Group of the impersonated users.
 pub const BENCH_GROUP: &str = "bench";
 
-/// An answer: how long its body was, and the body itself where it was wanted or explains a failure.
+/// A response: the length of its body, and the body if it was requested or the status is an error.
 pub struct Reply {
     pub length: usize,
     pub body: Bytes,
-    /// From sending the request, already encoded, to the last byte of the answer.
+    /// From sending the encoded request to the last byte of the response.
     pub latency: Duration,
 }
 
@@ -72,14 +72,14 @@ impl Target {
     }
 
     pub async fn connect(&self) -> Result<Client> {
-        timeout(REQUEST_TIMEOUT, self.dial()).await.context("no connection in time")?
+        timeout(REQUEST_TIMEOUT, self.dial()).await.context("connection timed out")?
     }
 
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// A connection for what HTTP/2 has no way to say.
+    /// Opens an HTTP/1.1 connection, for protocol upgrades.
     pub async fn dial_http1(&self) -> Result<TlsStream<TcpStream>> {
         let mut config = ClientConfig::clone(&self.config);
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
@@ -102,14 +102,14 @@ impl Target {
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .handshake(TokioIo::new(stream))
             .await?;
-        // Whoever waits for an answer learns of a broken connection.
+        // A broken connection is reported to the pending requests.
         tokio::spawn(connection);
         Ok(Client { address: self.address.clone(), sender, user: "" })
     }
 }
 
 impl Client {
-    /// The same connection, acting as somebody in [`GROUP`].
+    /// The same connection, impersonating a user in [`BENCH_GROUP`].
     pub fn impersonate(&self, user: &'static str) -> Client {
         Client { user, ..self.clone() }
     }
@@ -118,7 +118,7 @@ impl Client {
         self.call(Method::GET, path, JSON, Bytes::new(), true).await
     }
 
-    /// The body is read to its end and only counted.
+    /// Reads the body to its end and only counts its bytes.
     pub async fn count(&self, path: &str, accept: &str) -> Result<Reply> {
         self.call(Method::GET, path, accept, Bytes::new(), false).await
     }
@@ -183,7 +183,7 @@ impl Client {
     }
 }
 
-/// The length of a body, and the body itself where it is to be kept.
+/// The length of a body, and the body itself if `keep_body` is set.
 async fn read(mut body: Incoming, keep_body: bool) -> Result<(usize, Bytes)> {
     let (mut length, mut content) = (0, BytesMut::new());
     while let Some(frame) = body.frame().await {
@@ -196,7 +196,7 @@ async fn read(mut body: Incoming, keep_body: bool) -> Result<(usize, Bytes)> {
     Ok((length, content.freeze()))
 }
 
-/// An answer that goes on and on, one watch event a line.
+/// The response of a watch, one event per line.
 pub struct WatchStream {
     body: Incoming,
     buffer: BytesMut,
@@ -204,7 +204,7 @@ pub struct WatchStream {
 }
 
 impl WatchStream {
-    /// The next line and when its last byte came; `None` when the server has ended it.
+    /// The next line and when its last byte was received; `None` at the end of the watch.
     pub async fn next(&mut self) -> Result<Option<(Instant, Bytes)>> {
         let mut offset = 0;
         loop {

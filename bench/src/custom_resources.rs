@@ -1,4 +1,4 @@
-//! What custom kinds cost a server that has many: memory for each definition, and for each whose objects are used.
+//! The cost of many custom resources: memory for each definition, and for each with an object.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::report::{Report, Unit, millis};
 use crate::server::Server;
 
 const CRD_PATH: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-/// No kind takes so long to be served.
+/// Time limit until the last custom resource is served.
 const SERVED_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub async fn run(report: &mut Report, binary: &Path, dir: &Path, count: usize) -> Result<()> {
@@ -47,7 +47,7 @@ pub async fn run(report: &mut Report, binary: &Path, dir: &Path, count: usize) -
 async fn wait_until_served(client: &crate::client::Client, i: usize) -> Result<()> {
     let started = Instant::now();
     while client.get(&collection(i)).await.is_err() {
-        ensure!(started.elapsed() < SERVED_TIMEOUT, "the last kind is not served");
+        ensure!(started.elapsed() < SERVED_TIMEOUT, "the last custom resource is not served in time");
         tokio::task::yield_now().await;
     }
     Ok(())
@@ -57,7 +57,7 @@ fn collection(i: usize) -> String {
     format!("/apis/bench.example.io/v1/namespaces/default/kind{i}s")
 }
 
-/// About 10 KB, which is what definitions in the wild are in the middle.
+/// A definition of about 10 KB, the median size of published definitions.
 fn definition(i: usize) -> Value {
     let fields = || -> Map<String, Value> {
         let field = |i: usize| {

@@ -1,4 +1,4 @@
-//! The embedded store alone, beside what the disk can do at best.
+//! The embedded store alone, compared with the sync rate of the disk.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt as _;
@@ -16,7 +16,7 @@ use store::{Expect, Store as _, Write};
 use crate::objects::config_map;
 use crate::report::{Report, Unit, median};
 
-/// Writing a block of a file that is already there, and waiting for the disk.
+/// Baseline: overwriting a block of an existing file and syncing it to disk.
 pub const SYNC_BASELINE: &str = "yardstick/sync-4KiB";
 const BLOCK_BYTES: usize = 4096;
 
@@ -76,7 +76,7 @@ async fn measure_reads(report: &mut Report, store: &LogStore, rounds: usize, ent
         ensure!(page.entries.len() == entries, "listed {} of {entries}", page.entries.len());
         let start = Instant::now();
         for index in 0..entries {
-            ensure!(store.get(&key(index)).await?.is_some(), "{index} was written");
+            ensure!(store.get(&key(index)).await?.is_some(), "{index} is missing");
         }
         gets.push(entries as f64 / start.elapsed().as_secs_f64());
     }
@@ -89,7 +89,7 @@ fn key(index: usize) -> Arc<str> {
     format!("/registry/configmaps/default/cm-{index:07}").into()
 }
 
-/// How many synced overwrites a second one thread can do.
+/// The number of synced overwrites per second on one thread.
 fn syncs_per_second(path: &Path, time: Duration) -> Result<f64> {
     let file = OpenOptions::new().write(true).create_new(true).open(path)?;
     file.write_all_at(&[0; 256 * BLOCK_BYTES], 0)?;

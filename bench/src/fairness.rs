@@ -1,4 +1,4 @@
-//! What a flood of lists by one user does to another's writes.
+//! The effect of one user's LIST flood on the latency of another user's writes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,10 +16,10 @@ use crate::report::{Report, Unit};
 use crate::server::Server;
 use crate::wire::{Sizes, collection};
 
-/// Connections that list, each as fast as it is answered.
+/// Connections that send LIST requests in a loop.
 const FLOOD_CLIENTS: usize = 32;
 const PERMISSION_TIMEOUT: Duration = Duration::from_secs(10);
-/// As many as a flood has: one that reads, two that serve it.
+/// As many threads as a flood keeps busy: one that reads, two that serve it.
 const BUSY_THREADS: usize = 3;
 const WRITE_BASELINE: &str = "fairness/write-alone";
 
@@ -31,10 +31,10 @@ pub async fn run(report: &mut Report, server: &Server, clients: &[Client], sizes
     });
     clients[0].post("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", &binding).await?;
     let writer = [clients[0].impersonate("writer")];
-    // The binding counts once the server's cache knows of it.
+    // The binding takes effect when the server's cache has received it.
     let started = Instant::now();
     while let Err(error) = writer[0].get(&format!("{}?limit=1", collection("configmaps"))).await {
-        ensure!(started.elapsed() < PERMISSION_TIMEOUT, "the writer may not write: {error:#}");
+        ensure!(started.elapsed() < PERMISSION_TIMEOUT, "the writer has no permission: {error:#}");
     }
     measure_writes(report, server, &writer, sizes, WRITE_BASELINE).await?;
     let busy = BusyThreads::start(BUSY_THREADS);
@@ -80,7 +80,7 @@ async fn measure_writes(
     Ok(())
 }
 
-/// Threads that do nothing at all, as fast as they can: what a flood does to others merely by keeping processors busy.
+/// Threads that spin: the effect of a flood on others merely by its CPU usage.
 struct BusyThreads {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -102,11 +102,14 @@ impl BusyThreads {
 
     fn stop(self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
-        self.threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| anyhow!("a thread broke")))
+        self.threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().map_err(|_| anyhow!("a thread panicked")))
     }
 }
 
-/// Lists in a thread of its own, so that reading them does not delay the writer on this side of the wire.
+/// Sends LIST requests on a thread of its own, so that reading the responses does not delay the writer
+/// in this process.
 struct Flood {
     stop: Arc<AtomicBool>,
     lists: Arc<AtomicUsize>,
@@ -134,7 +137,7 @@ impl Flood {
 
     fn stop(self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().map_err(|_| anyhow!("the flood broke"))?
+        self.thread.join().map_err(|_| anyhow!("the flood thread panicked"))?
     }
 }
 
@@ -144,7 +147,7 @@ async fn flood(target: &Target, user: &'static str, stop: &AtomicBool, lists: &A
     let list = async |client: &Client| {
         let client = client.impersonate(user);
         while !stop.load(Ordering::Relaxed) {
-            // Who floods is refused at times, and asks again at once.
+            // Requests of a flood may be rejected (429); they are repeated immediately.
             if client.count(&path, JSON).await.is_ok() {
                 lists.fetch_add(1, Ordering::Relaxed);
             }

@@ -1,4 +1,4 @@
-//! Many clients doing the same thing as fast as they are answered.
+//! Closed-loop load: several clients that repeat an operation without a pause.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,24 +11,24 @@ use crate::client::{Client, Reply};
 use crate::report::{median, millis, quantile};
 use crate::server::Server;
 
-/// When a round is over.
+/// When a round ends.
 #[derive(Clone, Copy)]
 pub enum StopCondition {
     Count(usize),
     Time(Duration),
 }
 
-/// What a load did. Rates are the median of its rounds; the rest is over all of them.
+/// The result of a load. Rates are the median of the rounds; the other values cover all rounds.
 pub struct Load {
     pub per_second: f64,
     pub megabytes_per_second: f64,
     pub p50: f64,
     pub p99: f64,
-    /// The server's, in microseconds an operation.
+    /// CPU time of the server, in microseconds per operation.
     pub cpu: f64,
 }
 
-/// Runs `op` with a number that no other call of this load gets, counting up from `first`.
+/// Runs `op` with a number that is unique in this load, starting at `first`.
 pub async fn run<F>(
     server: &Server,
     clients: &[Client],
@@ -44,7 +44,7 @@ where
     for round in 1..=rounds {
         let start = Instant::now();
         let should_continue = |index: usize| match stop_condition {
-            // Each round takes its share; the last takes what is left.
+            // Each round takes its share of the count; the last one takes the remainder.
             StopCondition::Count(count) => index < first + count * round / rounds,
             StopCondition::Time(time) => start.elapsed() < time,
         };

@@ -1,7 +1,7 @@
-//! The project's own benchmark: the parts alone in a loop, then the built server over TLS.
+//! Skiff's benchmark: components in a loop first, then the built server over TLS.
 //!
-//! Prints one figure a line, with its ratio to a yardstick taken in the same run, and all of them again as
-//! JSON on the last line. Judges nothing: see README.md for how to read it.
+//! Prints one result per line, with its ratio to a baseline of the same run, and all results as JSON on
+//! the last line. It does not judge the results: see README.md for how to read them.
 
 mod admission;
 mod client;
@@ -31,37 +31,38 @@ use serde_json::{Value, json};
 
 use crate::report::Report;
 
-/// Measure skiff.
+/// Benchmark skiff.
 #[derive(Parser)]
 struct Flags {
-    /// A few hundred objects and a few seconds: whether it works, not how fast
+    /// Run every benchmark with small sizes, as a smoke test
     #[arg(long)]
     quick: bool,
-    /// Nothing but the rollout of a large Deployment
+    /// Run only the rollout of a large Deployment
     #[arg(long)]
     only_rollout: bool,
-    /// Nothing but Services in the kernel: needs root, and nftables to compare with
+    /// Run only Services in the kernel; requires root, and nftables for comparison
     #[arg(long)]
     only_services: bool,
-    /// Nothing but pods on a real node, by our own runtime and by containerd: needs root, containerd and busybox
+    /// Run only pods on a real node, with the embedded runtime and with containerd; requires root,
+    /// containerd and busybox
     #[arg(long)]
     only_pods: bool,
-    /// Nothing but what many custom kinds cost
+    /// Run only custom resources
     #[arg(long)]
     only_kinds: bool,
-    /// Nothing but what webhooks and policies cost a create
+    /// Run only admission webhooks and policies
     #[arg(long)]
     only_admission: bool,
-    /// Nothing but what a flood of lists does to writes
+    /// Run only fairness: writes during a flood of lists
     #[arg(long)]
     only_fairness: bool,
-    /// The program to measure [default: the one built beside this one]
+    /// The skiff binary to measure [default: the one in the directory of this binary]
     #[arg(long, env = "SKIFF_BIN")]
     skiff: Option<PathBuf>,
-    /// Where data is kept meanwhile; the disk is part of what is measured [default: the temporary directory]
+    /// Directory for data; its disk is part of the measurement [default: the temporary directory]
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// The saved output of an earlier run, to show beside this one
+    /// Output of an earlier run to compare with
     #[arg(long)]
     compare: Option<PathBuf>,
 }
@@ -133,13 +134,13 @@ fn main() -> Result<()> {
         return Ok(());
     }
     let binary = flags.skiff.map_or_else(server::built_binary, Ok)?;
-    ensure!(binary.is_file(), "no skiff at {}: build it, or name it with --skiff", binary.display());
+    ensure!(binary.is_file(), "no skiff at {}: build it, or set --skiff", binary.display());
     let dir = flags.dir.unwrap_or_else(std::env::temp_dir);
     let mut report = match flags.compare {
         Some(path) => {
             let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
             Report::with_earlier_run(&text)
-                .with_context(|| format!("{} is no output of a run", path.display()))?
+                .with_context(|| format!("{} is not the output of a benchmark run", path.display()))?
         }
         None => Report::default(),
     };
@@ -162,7 +163,8 @@ fn main() -> Result<()> {
         if flags.only_fairness {
             return wire::run_fairness(&mut report, &binary, &dir, plan.wire).await;
         }
-        // First, while the heap has no holes that would hide what is measured.
+        // Runs first, while the heap is not fragmented: reused memory would hide the growth that is
+        // measured.
         rbac::run(&mut report, plan.authorization_checks)?;
         micro::run(&mut report, plan.micro, plan.entries)?;
         let scratch = tempfile::Builder::new().prefix("skiff-bench-").tempdir_in(&dir)?;
@@ -185,7 +187,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Every watcher is a connection, here and in the server, which inherits the limit.
+/// Each watcher is a connection in this process and in the server, which inherits the limit.
 fn raise_open_file_limit(need: u64) -> Result<()> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_none_or(|current| current >= need) {
@@ -195,7 +197,8 @@ fn raise_open_file_limit(need: u64) -> Result<()> {
         .with_context(|| format!("{need} open files are not allowed: raise the limit (ulimit -Hn)"))
 }
 
-/// The machine's load over the last minute: others' work at the start, ours with it at the end.
+/// The load average of the last minute. At the start it shows other work on this machine, at the end it
+/// includes the benchmark.
 fn load_average() -> Value {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').next().and_then(|load| load.parse::<f64>().ok()).into()

@@ -1,4 +1,4 @@
-//! The pure parts, each alone in a loop: what one object costs to read, check, change and show.
+//! Pure functions in a loop: the cost of decoding, validating, patching and encoding one object.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::objects::{GROUP_COUNT, labels, pod};
 use crate::report::{Report, Unit, median};
 
-/// The cost every other row is compared with: serde_json reading the same pod without a schema.
+/// The baseline of all other rows: serde_json decodes the same pod without a schema.
 const BASELINE: &str = "yardstick/parse-json-pod";
 const WRITER: FieldManager<'_> = FieldManager {
     manager: "bench",
@@ -24,7 +24,7 @@ const WRITER: FieldManager<'_> = FieldManager {
     ignore: &[&["status"]],
 };
 
-/// How long and how often each loop runs.
+/// The minimum duration of a batch and the number of batches.
 #[derive(Clone, Copy)]
 pub struct Iterations {
     pub min_batch_time: Duration,
@@ -33,8 +33,8 @@ pub struct Iterations {
 
 pub fn run(report: &mut Report, iterations: Iterations, label_sets: usize) -> Result<()> {
     let table = schema::kubernetes();
-    let ty = table.type_by_kind("", "v1", "Pod").context("Pod is a built-in type")?;
-    let row = api::resource_table::find_resource("", "v1", "pods").context("pods are in the table")?;
+    let ty = table.type_by_kind("", "v1", "Pod").context("Pod is not a built-in type")?;
+    let row = api::resource_table::find_resource("", "v1", "pods").context("pods are not in the table")?;
     let sent = pod(1);
     let bytes = sent.to_string().into_bytes();
     let full = stored_pod(ty, &sent)?;
@@ -50,7 +50,8 @@ pub fn run(report: &mut Report, iterations: Iterations, label_sets: usize) -> Re
     time("decode/pod", &mut || drop(black_box(schema::from_json(table, ty, black_box(&bytes)))));
     time("encode/pod", &mut || drop(black_box(serde_json::to_vec(black_box(&full)))));
     time("clone/pod", &mut || drop(black_box(full.clone())));
-    // Begins with a copy, since a default is set only once; so do the patches below. Compare with clone/pod.
+    // Includes a clone, because defaults are set only once; the same holds for the patches below.
+    // Compare with clone/pod.
     time("defaults/pod", &mut || {
         let mut object = sent.clone();
         api::defaults::set_defaults(table, ty, &mut object);
@@ -71,7 +72,7 @@ pub fn run(report: &mut Report, iterations: Iterations, label_sets: usize) -> Re
     });
 
     let proto = protobuf::to_protobuf(table, ty, &full);
-    ensure!(protobuf::from_protobuf(table, ty, &proto).is_ok(), "a pod survives protobuf");
+    ensure!(protobuf::from_protobuf(table, ty, &proto).is_ok(), "the protobuf round trip of a pod failed");
     time("protobuf/encode-pod", &mut || drop(black_box(protobuf::to_protobuf(table, ty, black_box(&full)))));
     time("protobuf/decode-pod", &mut || {
         drop(black_box(protobuf::from_protobuf(table, ty, black_box(&proto))))
@@ -84,7 +85,7 @@ pub fn run(report: &mut Report, iterations: Iterations, label_sets: usize) -> Re
     Ok(())
 }
 
-/// The pod as it is stored: defaults, status and field owners in place, and without complaints.
+/// The pod as it is stored, with defaults, status and managed fields. It must be valid.
 fn stored_pod(ty: TypeId, sent: &Value) -> Result<Value> {
     let table = schema::kubernetes();
     let decoded = schema::from_json(table, ty, sent.to_string().as_bytes())?;
@@ -95,7 +96,7 @@ fn stored_pod(ty: TypeId, sent: &Value) -> Result<Value> {
     full["metadata"]["creationTimestamp"] = WRITER.now.into();
     full["status"] = json!({"phase": "Running", "podIP": "10.42.0.7", "qosClass": "Burstable"});
     track(table, ty, None, &mut full, &WRITER);
-    let row = api::resource_table::find_resource("", "v1", "pods").context("pods are in the table")?;
+    let row = api::resource_table::find_resource("", "v1", "pods").context("pods are not in the table")?;
     let mut errors = ErrorList::default();
     row.strategy.validate(&full, &mut errors);
     ensure!(errors.is_empty(), "{errors:?}");
@@ -141,8 +142,8 @@ fn selectors(time: &mut dyn FnMut(&str, &mut dyn FnMut()), sets: usize) -> Resul
     time("selector/parse", &mut || drop(black_box(LabelSelector::parse(black_box(text)))));
     let labels: Vec<Value> = (0..sets).map(labels).collect();
     let found = labels.iter().filter(|labels| selector.matches_labels(labels)).count();
-    ensure!(found == sets.div_ceil(GROUP_COUNT), "the selector finds one in a hundred");
-    // Through all sets again and again, so that no one set stays in the processor's caches.
+    ensure!(found == sets.div_ceil(GROUP_COUNT), "the selector does not match 1 % of the label sets");
+    // Cycles through all label sets, so that none of them stays in the CPU caches.
     let mut sets = labels.iter().cycle();
     time("selector/match-labels", &mut || {
         black_box(sets.next().map(|labels| selector.matches_labels(labels)));
@@ -150,9 +151,10 @@ fn selectors(time: &mut dyn FnMut(&str, &mut dyn FnMut()), sets: usize) -> Resul
     Ok(())
 }
 
-/// The median over batches of the time that one call takes.
+/// The duration of one call: the median over all batches.
 fn nanos_per_call(iterations: Iterations, op: &mut dyn FnMut()) -> f64 {
-    // Doubles the calls until a batch is long enough for the clock not to matter; this warms up as well.
+    // Doubles the number of calls until a batch takes long enough for the clock's resolution. This
+    // warms up as well.
     let mut calls = 1_u32;
     let mut elapsed = time_calls(calls, op);
     while elapsed < iterations.min_batch_time && calls < 1 << 24 {

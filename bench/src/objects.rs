@@ -1,8 +1,9 @@
-//! What is written: a ConfigMap of about 1 KiB, and a Pod of about 3 KiB such as a Deployment makes.
+//! The objects that are written: a ConfigMap of about 1 KiB, and a Pod of about 3 KiB as created for a
+//! Deployment.
 
 use serde_json::{Value, json};
 
-/// Pods spread over this many groups, so that a selector for one finds a hundredth.
+/// Pods are spread over this many groups, so that a selector for one group matches 1 %.
 pub const GROUP_COUNT: usize = 100;
 pub const NAMESPACE: &str = "default";
 

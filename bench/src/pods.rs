@@ -1,7 +1,9 @@
-//! Pods on a real node: how long they take to run, what they take to be kept, by the runtime of our own and by
-//! containerd, in one run. In a network of its own, since bridges and addresses are real.
+//! Pods on a real node: time until they run, memory and CPU, with the embedded runtime and with
+//! containerd in one run. Runs in a network namespace of its own, because bridges and addresses are
+//! real.
 //!
-//! containerd comes first; what the embedded runtime takes is shown against it, with the goal beside it.
+//! containerd is measured first; the results of the embedded runtime are compared with it and with a
+//! threshold.
 
 mod exec;
 mod processes;
@@ -24,27 +26,29 @@ use processes::RuntimeProcesses;
 const IMAGE: &str = "docker.io/library/busybox:1.36";
 const NODE: &str = "bench";
 const PODS: &str = "/api/v1/namespaces/default/pods";
-/// No pod takes so long, however busy the machine is.
+/// Time limit for pods to start or to be deleted, also on a busy machine.
 const POD_TIMEOUT: Duration = Duration::from_secs(300);
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// How long pods have been running when their memory is looked at: what they need to begin is no longer in use then.
+/// Delay before the memory of running pods is measured; memory that is used only at start is free by
+/// then.
 const MEMORY_SAMPLE_DELAY: Duration = Duration::from_secs(2);
-/// However full the disk of whoever measures this is.
+/// Disables disk-pressure and memory-pressure eviction, because the disk of this machine may be almost
+/// full.
 const NO_EVICTION_FLAG: &str = "--kubelet-arg=eviction-hard=memory.available<0,nodefs.available<0%,nodefs.inodesFree<0%,imagefs.available<0%";
-/// Upstream takes 479 ms; a quarter of that.
+/// Upstream takes 479 ms; the threshold is a quarter of that.
 const RUNNING_THRESHOLD: Threshold = Threshold { ratio: Some(0.25), value: Some(120.0) };
 const RATIO_THRESHOLD: Threshold = Threshold { ratio: Some(0.25), value: None };
 const POD_MEMORY_THRESHOLD: Threshold = Threshold { ratio: Some(0.125), value: Some(2.0) };
 const IDLE_MEMORY_THRESHOLD: Threshold = Threshold { ratio: None, value: Some(60.0) };
 
-/// How many pods.
+/// Numbers of pods.
 #[derive(Clone, Copy)]
 pub struct Sizes {
-    /// One after the other.
+    /// Created one after another.
     pub sequential: usize,
-    /// All at once.
+    /// Created concurrently.
     pub parallel: usize,
-    /// When memory is looked at.
+    /// Running while memory is measured.
     pub many: usize,
     pub commands: usize,
 }
@@ -79,12 +83,12 @@ pub async fn run(report: &mut Report, binary: &Path, dir: &Path, sizes: Sizes) -
     ensure_cgroups_removed(&groups)
 }
 
-/// A node that was measured leaves nothing for the next one to be measured beside.
+/// The first node must leave nothing behind that would affect the second measurement.
 fn ensure_cgroups_removed(groups: &[PathBuf]) -> Result<()> {
     let remaining: Vec<_> = groups.iter().filter(|group| group.exists()).collect();
     ensure!(
         !groups.is_empty() && remaining.is_empty(),
-        "the node had {groups:?}, of which {remaining:?} are left"
+        "cgroups of the node: {groups:?}, of which {remaining:?} remain"
     );
     Ok(())
 }
@@ -126,7 +130,7 @@ async fn measure(
     let client = server.target.connect().await?;
     let mut node = Node { watch: watch(&client).await?, client, server };
     let mut runtime_report = RuntimeReport { report, runtime };
-    // Whatever is done once is not part of any figure.
+    // One-time work of the first pod is not measured.
     node.wait_until_running(vec![node.create("first").await?]).await?;
     node.delete_all(processes).await?;
     runtime_report.add("at-rest", Unit::Megabytes, processes.roots_rss()?, IDLE_MEMORY_THRESHOLD);
@@ -172,7 +176,7 @@ async fn measure(
     node.delete_all(processes).await
 }
 
-/// Figures of one runtime, those of the embedded one against those of containerd.
+/// Reports the results of one runtime; those of the embedded one relative to those of containerd.
 struct RuntimeReport<'a> {
     report: &'a mut Report,
     runtime: &'a str,
@@ -202,12 +206,12 @@ struct Node<'a> {
 
 async fn watch(client: &Client) -> Result<WatchStream> {
     let list: Value = serde_json::from_slice(&client.get(&format!("{PODS}?limit=1")).await?.body)?;
-    let version = list["metadata"]["resourceVersion"].as_str().context("a list has a version")?;
+    let version = list["metadata"]["resourceVersion"].as_str().context("the list has no resourceVersion")?;
     client.watch(&format!("{PODS}?watch=1&resourceVersion={version}")).await
 }
 
 impl Node<'_> {
-    /// The pod's name and when it was asked for.
+    /// Creates a pod; returns its name and the time of the request.
     async fn create(&self, name: &str) -> Result<(String, Instant)> {
         let started = Instant::now();
         self.client.post(PODS, &pod(name)).await?;
@@ -219,7 +223,7 @@ impl Node<'_> {
         self.wait_until_running(created).await
     }
 
-    /// Milliseconds until each of these pods ran, as a watch has seen it.
+    /// Milliseconds until each of these pods was Running, as seen by a watch.
     async fn wait_until_running(&mut self, mut waiting: Vec<(String, Instant)>) -> Result<Vec<f64>> {
         let mut times = Vec::new();
         while !waiting.is_empty() {
@@ -237,7 +241,7 @@ impl Node<'_> {
         Ok(times)
     }
 
-    /// Deletes all pods and waits until nothing is left of them, in the API and among the processes.
+    /// Deletes all pods and waits until they are gone from the API and their processes have exited.
     async fn delete_all(&self, processes: &RuntimeProcesses) -> Result<()> {
         let list: Value = serde_json::from_slice(&self.client.get(PODS).await?.body)?;
         let names: BTreeSet<String> = list["items"]
@@ -254,7 +258,7 @@ impl Node<'_> {
             if list["items"].as_array().is_none_or(Vec::is_empty) && processes.have_exited() {
                 return Ok(());
             }
-            ensure!(started.elapsed() < POD_TIMEOUT, "pods do not go\n{}", self.server.log());
+            ensure!(started.elapsed() < POD_TIMEOUT, "pods were not deleted in time\n{}", self.server.log());
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     }

@@ -1,4 +1,4 @@
-//! Decisions by roles and bindings: how long one takes, and what knowing them all costs.
+//! RBAC authorization: the latency of one decision, and the memory of all roles and bindings.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -13,12 +13,12 @@ const ROLE_COUNT: usize = 1_000;
 const BINDING_COUNT: usize = 5_000;
 const NAMESPACE_COUNT: usize = 100;
 const GROUP_COUNT: usize = 200;
-/// Every so many roles and bindings are for the whole cluster.
+/// One of this many roles and bindings is cluster-scoped.
 const CLUSTER_SCOPED_EVERY: usize = 10;
 const RESOURCES: [&str; 6] = ["pods", "services", "configmaps", "secrets", "endpoints", "events"];
 
 pub fn run(report: &mut Report, decisions: usize) -> Result<()> {
-    // A few first, so that the code and what is made once are there already.
+    // Warm-up: loads the code and initializes statics, so that they are not measured.
     drop(BenchAuthorizer::from_objects((0..20).map(role).chain((0..20).map(binding))));
     let before = rss_mb()?;
     let access =
@@ -35,19 +35,22 @@ pub fn run(report: &mut Report, decisions: usize) -> Result<()> {
         times.push(started.elapsed().as_nanos() as f64);
         ensure!(
             decision == check.expected,
-            "binding {} decides otherwise for question {}",
+            "binding {}: unexpected decision for check {}",
             check.binding,
             i % 4
         );
         allowed[i % 4] += usize::from(decision);
     }
-    ensure!(allowed[3] == 0 && allowed[..3].iter().all(|count| *count > 0), "each way is taken: {allowed:?}");
+    ensure!(
+        allowed[3] == 0 && allowed[..3].iter().all(|count| *count > 0),
+        "unexpected numbers of allowed requests: {allowed:?}"
+    );
     report.add("rbac/decide/p50", Unit::Nanos, quantile(&mut times, 0.5));
     report.add("rbac/decide/p99", Unit::Nanos, quantile(&mut times, 0.99));
     Ok(())
 }
 
-/// What the holder of one of the bindings asks.
+/// A request by a subject of one of the bindings, and the expected decision.
 struct AccessCheck {
     binding: usize,
     user: BenchUser,
@@ -58,17 +61,18 @@ struct AccessCheck {
 }
 
 impl AccessCheck {
-    /// In turn what one may by name, by a group, cluster-wide, and not at all.
+    /// Cycles through requests that are allowed to a user, to a group and cluster-wide, and one that is
+    /// denied.
     fn nth(i: usize) -> AccessCheck {
         let scope = i % 4;
-        // A stride that visits every binding.
+        // The stride is coprime to the number of bindings, so that every binding is visited.
         let n = i.wrapping_mul(7_919) % BINDING_COUNT;
         let binding = if scope == 2 {
             n - n % CLUSTER_SCOPED_EVERY
         } else {
             n - n % CLUSTER_SCOPED_EVERY + 1 + n % (CLUSTER_SCOPED_EVERY - 1)
         };
-        let name = if scope == 1 { "nobody".to_owned() } else { format!("user-{binding}") };
+        let name = if scope == 1 { "other-user".to_owned() } else { format!("user-{binding}") };
         let mut groups: Vec<String> = vec!["system:authenticated".into()];
         if scope == 1 {
             groups.push(format!("group-{}", binding % GROUP_COUNT));
@@ -103,7 +107,7 @@ fn namespace(i: usize) -> String {
     format!("ns-{}", i % NAMESPACE_COUNT)
 }
 
-/// The role of a binding, which is of the same namespace, or of none as the binding is.
+/// The role of a binding. It has the same scope as the binding, and the same namespace if any.
 fn role_of(binding: usize) -> usize {
     binding % ROLE_COUNT
 }
@@ -134,7 +138,7 @@ fn binding(i: usize) -> Value {
     })
 }
 
-/// The memory of this process in MB.
+/// Resident memory of this process in MB.
 fn rss_mb() -> Result<f64> {
     let text = std::fs::read_to_string("/proc/self/status").context("read /proc/self/status")?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -1,10 +1,11 @@
-//! Figures, how several runs of one become a median, and how they are shown.
+//! The results of a run: statistics over samples, comparison with a baseline and an earlier run, and
+//! output.
 
 use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-/// What was measured. More is better for rates, less for everything else.
+/// The unit of a result. Higher is better for rates, lower for everything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     Nanos,
@@ -12,9 +13,9 @@ pub enum Unit {
     PerSecond,
     MegabytesPerSecond,
     Megabytes,
-    /// Of the server's CPU, per operation.
+    /// CPU time of the server per operation.
     CpuMicros,
-    /// Asked of the API server.
+    /// Requests to the API server.
     Requests,
 }
 
@@ -32,15 +33,15 @@ impl Unit {
     }
 }
 
-/// All figures of a run, in the order they were taken.
+/// All results of a run, in the order of measurement.
 #[derive(Default)]
 pub struct Report {
     results: Vec<Measurement>,
-    /// The figures of an earlier run, by name, to show beside these.
+    /// The results of an earlier run by name, for comparison.
     earlier: Map<String, Value>,
 }
 
-/// What a figure should come to: at most this share of its yardstick, at most this.
+/// The target for a result: a maximum ratio to its baseline and a maximum value.
 #[derive(Clone, Copy, Default)]
 pub struct Threshold {
     pub ratio: Option<f64>,
@@ -51,13 +52,13 @@ struct Measurement {
     name: String,
     unit: Unit,
     value: f64,
-    /// The figure divided by that of its yardstick.
+    /// The value divided by that of the baseline.
     ratio: Option<f64>,
     threshold: Threshold,
 }
 
 impl Report {
-    /// Reads what an earlier run printed; its last line counts.
+    /// Reads the output of an earlier run; the JSON on its last line counts.
     pub fn with_earlier_run(earlier: &str) -> anyhow::Result<Report> {
         let last: Value = serde_json::from_str(earlier.trim_end().lines().last().unwrap_or_default())?;
         Ok(Report { results: Vec::new(), earlier: last["figures"].as_object().cloned().unwrap_or_default() })
@@ -73,13 +74,13 @@ impl Report {
         });
     }
 
-    /// Adds a figure and how it compares with one taken before in this run. Both come from the same machine
-    /// in the same minute, so the ratio says more than the figure.
+    /// Adds a result and its ratio to an earlier one of this run. Both come from the same machine and
+    /// minute, so the ratio is more meaningful than the value.
     pub fn add_relative(&mut self, name: impl Into<String>, unit: Unit, value: f64, baseline: &str) {
         self.add_with_threshold(name, unit, value, baseline, Threshold::default());
     }
 
-    /// The same, with what it should come to beside it.
+    /// The same with a threshold.
     pub fn add_with_threshold(
         &mut self,
         name: impl Into<String>,
@@ -118,7 +119,7 @@ impl Report {
         self.results.push(measurement);
     }
 
-    /// Everything on one line, for programs.
+    /// All results as one JSON object, for programs.
     pub fn json(&self, about: Value) -> Value {
         let results: Map<String, Value> = self.results.iter().map(|f| (f.name.clone(), f.json())).collect();
         json!({"about": about, "figures": results})
@@ -135,12 +136,13 @@ impl Measurement {
     }
 }
 
-/// Sorts the samples and takes the middle one.
+/// The median. Sorts the samples.
 pub fn median(samples: &mut [f64]) -> f64 {
     quantile(samples, 0.5)
 }
 
-/// Sorts the samples and takes the one that this share of them does not exceed; 0 when there are none.
+/// The smallest sample that is not exceeded by this share of the samples; 0 if there are none. Sorts
+/// the samples.
 pub fn quantile(samples: &mut [f64], fraction: f64) -> f64 {
     samples.sort_by(f64::total_cmp);
     let rank = (samples.len() as f64 * fraction).ceil() as usize;
@@ -151,7 +153,7 @@ pub fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// Three digits, or two of a small number; the machine does not give more.
+/// Formats three significant digits, or two of a small number; the measurement is not more precise.
 fn format_number(value: f64) -> String {
     let precision = match value {
         100.0.. => 0,

@@ -1,6 +1,6 @@
-//! A Deployment from nothing to all pods running, with every control loop and simulated nodes in this
-//! process: how long it takes and what it asks of the API server. Then the loops start again and look at
-//! everything anew, which should change nothing.
+//! The rollout of a Deployment until all pods are running, with all controllers and simulated nodes in
+//! this process: its duration and its number of API requests. Then the controllers are restarted and
+//! resync all objects, which should write nothing.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use tokio::sync::watch;
 
 use crate::report::{Report, Unit};
 
-/// How much is rolled out.
+/// The size of the cluster and of the Deployment.
 #[derive(Clone, Copy)]
 pub struct Sizes {
     pub nodes: u32,
     pub pods: i32,
 }
 
-/// No machine is so slow.
+/// Time limit of the rollout, also on a slow machine.
 const ROLLOUT_TIMEOUT: Duration = Duration::from_secs(600);
-/// Long enough for every loop to have looked at everything.
+/// Time for every controller to resync all objects.
 const RESYNC_WAIT: Duration = Duration::from_secs(5);
 
 pub async fn run(report: &mut Report, dir: &Path, sizes: Sizes) -> Result<()> {
@@ -73,7 +73,7 @@ pub async fn run(report: &mut Report, dir: &Path, sizes: Sizes) -> Result<()> {
 
 async fn wait_until(deadline: Instant, done: impl Fn() -> bool) -> Result<()> {
     while !done() {
-        ensure!(Instant::now() < deadline, "not done in time");
+        ensure!(Instant::now() < deadline, "timed out");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     Ok(())
@@ -93,10 +93,10 @@ fn deployment(pods: i32) -> Deployment {
 
 async fn schedule(ctx: Ctx) {
     let config = scheduler::config::Config::with_defaults();
-    scheduler::run::run(ctx, config, &[]).await.expect("upstream's own configuration");
+    scheduler::run::run(ctx, config, &[]).await.expect("the default configuration is valid");
 }
 
-/// Who asks the API server for what.
+/// The connections of the components, with their request counts.
 struct Components {
     controllers: CountingConnection,
     scheduler: CountingConnection,
@@ -110,7 +110,7 @@ impl Components {
     }
 
     fn start(&self, shutdown: &watch::Receiver<bool>) -> Vec<tokio::task::JoinHandle<()>> {
-        let chosen = controllers::EnabledControllers::parse(&[]).expect("all of them");
+        let chosen = controllers::EnabledControllers::parse(&[]).expect("the default controllers are valid");
         vec![
             tokio::spawn(controllers::run(self.controllers.ctx(shutdown), chosen)),
             tokio::spawn(schedule(self.scheduler.ctx(shutdown))),
@@ -126,13 +126,13 @@ impl Components {
         ]
     }
 
-    /// What the loops have written; nodes write by themselves.
+    /// Writes of the controllers and the scheduler. Nodes write on their own, so they are not included.
     fn writes(&self) -> u64 {
         self.controllers.counts.writes.load(Relaxed) + self.scheduler.counts.writes.load(Relaxed)
     }
 }
 
-/// A connection that counts what goes over it.
+/// A connection that counts its requests.
 #[derive(Clone)]
 struct CountingConnection {
     inner: Arc<dyn Connection>,

@@ -1,4 +1,5 @@
-//! From creating pods to having them bound: the server with its scheduler, on nodes that are objects only.
+//! The time from creating pods until they are bound: the server with its scheduler, and nodes that
+//! exist only as objects.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,11 +14,11 @@ use crate::report::{Report, Unit};
 use crate::server::Server;
 use crate::wire::{collection, connect};
 
-/// What is asked of the scheduler, at how many nodes.
+/// Sizes of the scenarios.
 pub struct Sizes {
     pub nodes: &'static [usize],
     pub pods: usize,
-    /// Nodes and pods for the shapes that cost more.
+    /// Nodes and pods of the complex scenarios.
     pub complex: (usize, usize),
 }
 
@@ -133,7 +134,7 @@ fn pod(scenario: &str, i: usize) -> Value {
     pod
 }
 
-/// A pod that fills a node and is gone as soon as it is deleted.
+/// A pod that fills a node and is deleted without a grace period.
 fn victim(i: usize) -> Value {
     let mut pod = base_pod(&format!("victim-{i}"), "3");
     pod["spec"]["nodeName"] = format!("node-{i}").into();
@@ -152,7 +153,7 @@ fn base_pod(name: &str, cpu: &str) -> Value {
                 "image": "registry.k8s.io/pause:3.10",
                 "resources": {"requests": {"cpu": cpu, "memory": "50Mi"}},
             }],
-            // Nodes without a kubelet are never quite ready.
+            // Nodes without a kubelet are tainted as not ready.
             "tolerations": [{"key": "node.kubernetes.io/not-ready", "operator": "Exists"}],
         },
     })

@@ -1,4 +1,4 @@
-//! The program under measurement: a `skiff server` in a directory and on a port of its own.
+//! The server under test: `skiff server` with its own directory and port.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -11,36 +11,36 @@ use testkit::Process;
 
 use crate::client::Target;
 
-/// How often a starting server is asked whether it is ready; also the error of the figure.
+/// Poll interval until the server is ready; also the error of that measurement.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Killed, and its data and what its node has made removed, on drop.
+/// Dropping it kills the server and removes its data and everything its node created.
 pub struct Server {
     pub target: Target,
-    /// From exec to a good answer at `/readyz`.
+    /// From exec to the first successful response of `/readyz`.
     pub ready_after: Duration,
     process: Process,
     dir: TempDir,
 }
 
 impl Server {
-    /// Starts on empty data, without a scheduler: pods stay as they were written.
+    /// Starts with empty data and without a scheduler: pods stay as they were written.
     pub async fn start(binary: &Path, dir: &Path) -> Result<Server> {
         Server::start_with(binary, dir, &["--disable-scheduler"]).await
     }
 
-    /// Starts on empty data with further flags and no node.
+    /// Starts with empty data and additional flags, without a node.
     pub async fn start_with(binary: &Path, dir: &Path, flags: &[&str]) -> Result<Server> {
         Server::start_with_node(binary, dir, &[&["--disable-agent"], flags].concat()).await
     }
 
-    /// Starts on empty data with a node of its own.
+    /// Starts with empty data and a node.
     pub async fn start_with_node(binary: &Path, dir: &Path, flags: &[&str]) -> Result<Server> {
         let mut attempts = 0;
         loop {
             match Server::try_start(binary, dir, flags).await {
-                // Somebody else took the port between our looking and the server's binding it.
+                // Another process bound the port after it was found to be free.
                 Err(error) if attempts < 3 && error.to_string().contains("in use") => attempts += 1,
                 other => return other,
             }
@@ -67,7 +67,7 @@ impl Server {
                 return Ok(Server { target, ready_after: start.elapsed(), process, dir });
             }
             if !process.is_running()? {
-                bail!("the server ended\n{}", process.log());
+                bail!("the server exited\n{}", process.log());
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
@@ -78,7 +78,7 @@ impl Server {
         self.dir.path().join("data")
     }
 
-    /// Where its node keeps pods.
+    /// Directory of its node's pods.
     pub fn pods_dir(&self) -> PathBuf {
         self.data_dir().join("agent/pods")
     }
@@ -87,15 +87,16 @@ impl Server {
         self.process.id()
     }
 
-    /// What it has written so far.
+    /// The output of the server so far.
     pub fn log(&self) -> String {
         self.process.log()
     }
 
-    /// Seconds of CPU that the server has used so far, its own and the kernel's for it.
+    /// CPU seconds that the server has used so far, in user and kernel mode.
     pub fn cpu(&self) -> Result<f64> {
         let text = self.proc("stat")?;
-        // The program's name may hold anything, so the fields are counted from the last parenthesis.
+        // The process name may contain any character, so the fields are counted from the last
+        // parenthesis.
         let rest = text.rsplit_once(')').map_or("", |(_, rest)| rest);
         let fields: Vec<&str> = rest.split_whitespace().collect();
         let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok());
@@ -108,7 +109,7 @@ impl Server {
         self.status("VmRSS:")
     }
 
-    /// The most it ever was.
+    /// Peak resident memory in megabytes.
     pub fn max_memory(&self) -> Result<f64> {
         self.status("VmHWM:")
     }
@@ -133,15 +134,15 @@ impl Drop for Server {
     }
 }
 
-/// What lets clients in, once the server answers that it is ready.
+/// The server's address and credentials, once `/readyz` succeeds.
 async fn connect_when_ready(kubeconfig: &Path) -> Option<Target> {
     let target = Target::from_kubeconfig(&std::fs::read_to_string(kubeconfig).ok()?).ok()?;
     target.connect().await.ok()?.get("/readyz").await.ok()?;
     Some(target)
 }
 
-/// The `skiff` that was built beside this program.
+/// The `skiff` binary in the directory of this binary.
 pub fn built_binary() -> Result<PathBuf> {
-    let own = std::env::current_exe().context("where is this program?")?;
+    let own = std::env::current_exe().context("cannot determine the path of this program")?;
     Ok(own.with_file_name("skiff"))
 }

@@ -1,5 +1,5 @@
-//! Services in the kernel: programming many of them, changing one, and what a packet's way costs. In a network
-//! namespace of its own, since the rules are real.
+//! Services in the kernel: programming many of them, changing one, and the latency of a connection.
+//! Runs in a network namespace of its own, because the rules are real.
 
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
@@ -23,7 +23,7 @@ const CHANGE_ROUNDS: usize = 20;
 const CONNECTION_COUNT: usize = 2_000;
 const NODE_IP: &str = "192.0.2.1";
 
-/// Runs this same program again in a network of its own, unless we are there. True inside.
+/// Runs this program again in a new network namespace. Returns true inside of it.
 pub fn run_in_netns() -> Result<bool> {
     if std::env::var_os(NETNS_ENV).is_some() {
         return Ok(true);
@@ -31,7 +31,7 @@ pub fn run_in_netns() -> Result<bool> {
     let mut command = Command::new("unshare");
     command.arg("--net").arg(std::env::current_exe()?).args(std::env::args_os().skip(1)).env(NETNS_ENV, "1");
     let status = command.status().context("cannot run unshare")?;
-    ensure!(status.success(), "the measurement in a network of its own failed");
+    ensure!(status.success(), "the measurement in its network namespace failed");
     Ok(false)
 }
 
@@ -68,7 +68,7 @@ fn measure(report: &mut Report, count: usize, backend: &str, firewall: &dyn Fire
     report.add(format!("{name}/program"), Unit::Millis, millis(started.elapsed()));
     drop(batch);
 
-    // One endpoint more or less, as a rollout does it.
+    // Adds or removes one endpoint, as a rollout does.
     let mut changes = Vec::new();
     for round in 1..=CHANGE_ROUNDS {
         let started = Instant::now();
@@ -86,7 +86,7 @@ fn measure(report: &mut Report, count: usize, backend: &str, firewall: &dyn Fire
     Ok(())
 }
 
-/// How long it takes to connect through the last of the Services, in nanoseconds.
+/// The time to connect through the last Service, in nanoseconds.
 fn connect_nanos(
     rules: &mut Ruleset,
     count: usize,
@@ -125,7 +125,7 @@ fn cluster_ip(number: usize) -> IpAddr {
     [10, 43, (number >> 8) as u8, number as u8].into()
 }
 
-/// A Service and its slice; in odd rounds it has one endpoint less.
+/// A Service and its EndpointSlice; in odd rounds it has one endpoint less.
 fn objects(number: usize, round: usize) -> (Service, EndpointSlice) {
     let ip = cluster_ip(number).to_string();
     let name = format!("s{number}");
@@ -149,7 +149,7 @@ fn objects(number: usize, round: usize) -> (Service, EndpointSlice) {
     (service.expect("a Service"), slice.expect("a slice"))
 }
 
-/// This process' memory in KiB.
+/// Resident memory of this process in KiB.
 fn rss_kib() -> f64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -1,4 +1,4 @@
-//! How fast a write reaches many watchers, and that it reaches all of them.
+//! The latency of watch events with many watchers. Every write must reach every watcher.
 
 use std::time::{Duration, Instant};
 
@@ -15,12 +15,12 @@ use crate::report::{Report, Unit, median, millis, quantile};
 use crate::server::Server;
 use crate::wire::{Sizes, collection, connect};
 
-/// The names of what is written, with a number behind.
+/// Prefix of the objects' names, followed by a number.
 const NAME_PREFIX: &str = "watched-";
 const WRITER_COUNT: usize = 4;
 const EVENT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// One event at one watcher: which write, and when its last byte came.
+/// One event at one watcher: the index of the write, and when the last byte was received.
 type Delivery = (usize, Instant);
 
 pub async fn run(report: &mut Report, server: &Server, clients: &[Client], sizes: Sizes) -> Result<()> {
@@ -28,7 +28,7 @@ pub async fn run(report: &mut Report, server: &Server, clients: &[Client], sizes
     let (sender, mut delivery_channel) = unbounded_channel();
     let path = collection("configmaps");
     let list: Value = serde_json::from_slice(&clients[0].get(&format!("{path}?limit=1")).await?.body)?;
-    let version = list["metadata"]["resourceVersion"].as_str().context("a list has a version")?;
+    let version = list["metadata"]["resourceVersion"].as_str().context("the list has no resourceVersion")?;
     let watch = format!("{path}?watch=1&resourceVersion={version}");
     for watcher in &watchers {
         tokio::spawn(forward_events(watcher.watch(&watch).await?, sender.clone()));
@@ -50,7 +50,8 @@ pub async fn run(report: &mut Report, server: &Server, clients: &[Client], sizes
     Ok(())
 }
 
-/// Each write waits until every watcher has seen the one before, so nothing queues.
+/// Sequential writes: each one waits until every watcher has received the previous one, so nothing
+/// queues.
 async fn sequential(
     report: &mut Report,
     client: &Client,
@@ -78,7 +79,7 @@ async fn sequential(
     Ok(())
 }
 
-/// A few writers as fast as they are answered. Returns how many events there were.
+/// Concurrent writes without a pause. Returns the number of events.
 async fn concurrent(
     report: &mut Report,
     clients: &[Client],
@@ -109,7 +110,7 @@ async fn concurrent(
     report.add("watch/burst/events", Unit::PerSecond, seen.len() as f64 / (end - start).as_secs_f64());
     let mut latency_samples = Vec::with_capacity(seen.len());
     for (index, at) in &seen {
-        let sent = times.get(*index).with_context(|| format!("nobody wrote {index}"))?;
+        let sent = times.get(*index).with_context(|| format!("unexpected event for write {index}"))?;
         latency_samples.push(millis(at.saturating_duration_since(*sent)));
     }
     report.add("watch/burst/p99", Unit::Millis, quantile(&mut latency_samples, 0.99));
@@ -124,11 +125,11 @@ async fn next(delivery_channel: &mut UnboundedReceiver<Delivery>) -> Result<Deli
     match timeout(EVENT_TIMEOUT, delivery_channel.recv()).await {
         Ok(Some(delivery)) => Ok(delivery),
         Ok(None) => bail!("all watches have ended"),
-        Err(_) => bail!("an event has not come within {EVENT_TIMEOUT:?}"),
+        Err(_) => bail!("no event within {EVENT_TIMEOUT:?}"),
     }
 }
 
-/// Reports what one watcher sees until the watch ends, by the server or with the run.
+/// Forwards the events of one watcher until the watch or the run ends.
 async fn forward_events(mut lines: WatchStream, delivery_channel: UnboundedSender<Delivery>) {
     let finder = memmem::Finder::new("\"name\":\"watched-");
     while let Ok(Some((at, line))) = lines.next().await {

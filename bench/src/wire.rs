@@ -1,4 +1,4 @@
-//! The whole server over TLS: what a client gets, and what it costs the server.
+//! The whole server over TLS: latency and throughput of clients, and the CPU time of the server.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use crate::report::{Report, Unit, median, millis};
 use crate::server::Server;
 use crate::watch;
 
-/// What any answer over TLS costs: a few bytes that need no lookup.
+/// Baseline: the cost of a minimal request over TLS.
 const READYZ: &str = "yardstick/get-readyz-16-clients";
 const READYZ_CPU: &str = "yardstick/get-readyz-cpu";
 const CLIENT_COUNTS: [usize; 3] = [1, 16, 64];
-/// Of all pods, how many this many clients write (percent, for 1, 16 and 64 clients).
+/// The percentage of all pods that 1, 16 and 64 clients create.
 const POD_PERCENT: [usize; 3] = [8, 32, 60];
 const LIST_CLIENTS: usize = 4;
 
@@ -29,7 +29,7 @@ pub struct Sizes {
     pub pods: usize,
     pub config_maps: usize,
     pub watchers: usize,
-    /// Writes that all watchers are told of, one at a time and then flat out.
+    /// Writes with all watchers connected: sequential, then concurrent.
     pub watch_writes: (usize, usize),
     pub rounds: usize,
     pub round: Duration,
@@ -70,7 +70,7 @@ pub async fn run(report: &mut Report, binary: &Path, dir: &Path, sizes: Sizes) -
     watch::run(report, &server, &clients, sizes).await
 }
 
-/// Nothing but pods and who is delayed by lists of them.
+/// Runs only the fairness benchmark, with its pods.
 pub async fn run_fairness(report: &mut Report, binary: &Path, dir: &Path, sizes: Sizes) -> Result<()> {
     let server = start(report, binary, dir, 1).await?;
     let clients = connect(&server, CLIENT_COUNTS[2]).await?;
@@ -84,7 +84,7 @@ pub fn collection(plural: &str) -> String {
 
 pub async fn connect(server: &Server, count: usize) -> Result<Vec<Client>> {
     let mut clients = Vec::with_capacity(count);
-    // Not all at once: the time to accept them is no figure here.
+    // Connects in batches: the time to accept connections is not measured.
     while clients.len() < count {
         let batch = (count - clients.len()).min(50);
         clients.extend(try_join_all((0..batch).map(|_| server.target.connect())).await?);
@@ -102,7 +102,7 @@ async fn start(report: &mut Report, binary: &Path, dir: &Path, starts: usize) ->
         last = Some(server);
     }
     report.add("start/exec-to-readyz", Unit::Millis, median(&mut samples));
-    last.context("at least one start")
+    last.context("no start was measured")
 }
 
 async fn write_pods(report: &mut Report, server: &Server, clients: &[Client], sizes: Sizes) -> Result<()> {
@@ -154,7 +154,7 @@ async fn measure_lists(report: &mut Report, server: &Server, clients: &[Client],
     ] {
         let rounds = match path == &selected_path {
             true => (0, sizes.rounds, StopCondition::Time(sizes.round)),
-            // Whole lists take their time; each client reads one a round.
+            // Complete lists are slow; each client reads one per round.
             false => (0, sizes.rounds, StopCondition::Count(LIST_CLIENTS * sizes.rounds)),
         };
         let op = async |client: &Client, _| client.count(path, accept).await;
@@ -174,7 +174,8 @@ async fn measure_lists(report: &mut Report, server: &Server, clients: &[Client],
     Ok(())
 }
 
-/// One client waits for the disk, so it is compared with that; many clients are compared with one.
+/// One client waits for the disk, so its rate is compared with the disk's sync rate. More clients are
+/// compared with one.
 fn record_writes(report: &mut Report, name: &str, clients: usize, load: &Load) {
     let single_client = format!("{name}-1-clients/rate");
     let baseline = if clients == 1 { disk::SYNC_BASELINE } else { &single_client };

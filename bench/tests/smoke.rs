@@ -1,4 +1,4 @@
-//! The benchmark still runs and still prints every figure. Says nothing about how good they are.
+//! Smoke test: the benchmark runs and prints every result. It does not check the values.
 
 use std::process::Command;
 
@@ -17,7 +17,7 @@ fn smoke_run_reports_all_metrics() {
     let metrics = last["figures"].as_object().unwrap();
     for (name, metric) in metrics {
         let value = metric["value"].as_f64().unwrap();
-        // So short a load may fall between two ticks of the kernel's account of CPU time.
+        // A short load may take less than one tick of the kernel's CPU accounting.
         let may_be_zero = metric["unit"] == "us-cpu" || name == "rollout/resync-writes";
         assert!(value > 0.0 || may_be_zero, "{name} is {metric}");
         assert!(lines.lines().any(|line| line.split(' ').next() == Some(name)), "no line for {name}");

@@ -1,5 +1,5 @@
-//! Checks the dependencies against `deny.toml` where cargo-deny is not installed: licenses, banned crates and sources.
-//! Advisories need a database that only cargo-deny has.
+//! Checks the dependencies against `deny.toml` if cargo-deny is not installed: licenses, denied crates
+//! and sources. Advisories are not checked, because only cargo-deny has their database.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -40,7 +40,7 @@ pub fn run(root: &Path) -> Result<()> {
 }
 
 impl Policy {
-    /// Reads `licenses.allow` and `bans.deny`, each a list with one entry a line.
+    /// Reads `licenses.allow` and `bans.deny`, lists with one entry per line.
     fn parse(text: &str) -> Policy {
         let mut policy = Policy::default();
         let mut list = None;
@@ -50,7 +50,7 @@ impl Policy {
                 (_, "deny = [") => list = Some("deny"),
                 (_, "]") => list = None,
                 (Some(name), entry) => {
-                    // The first quoted text is the license or the crate.
+                    // The first quoted string is the license or crate.
                     let Some(value) = entry.split('"').nth(1) else { continue };
                     let values =
                         if name == "allow" { &mut policy.licenses } else { &mut policy.denied_crates };
@@ -63,7 +63,7 @@ impl Policy {
     }
 
     fn violations(&self, package: &Value) -> Vec<String> {
-        // Members of the workspace have no source.
+        // Workspace members have no source.
         let Some(source) = package["source"].as_str() else { return Vec::new() };
         let name = package["name"].as_str().unwrap_or_default();
         let mut violations = Vec::new();
@@ -83,7 +83,7 @@ impl Policy {
         violations
     }
 
-    /// Whether an SPDX expression can be satisfied with the allowed licenses. `/` is the old way to write OR.
+    /// Whether the allowed licenses satisfy an SPDX expression. `/` is the deprecated form of OR.
     fn accepts(&self, expression: &str) -> bool {
         let padded = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
         let tokens: Vec<&str> = padded.split_whitespace().collect();

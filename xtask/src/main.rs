@@ -1,4 +1,4 @@
-//! The project's own chores: `cargo xtask <chore>`.
+//! Development tasks of the repository: `cargo xtask <task>`.
 
 mod deny;
 mod schema;
@@ -10,7 +10,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 
 fn main() -> Result<()> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask is in the workspace");
     match std::env::args().nth(1).as_deref() {
         Some("deny") => deny::run(root),
         Some("schema") => schema::run(root),

@@ -1,8 +1,8 @@
-//! `cargo xtask schema`: writes the table of built-in types from what the community publishes as crates.
+//! `cargo xtask schema`: generates the table of built-in types from published crates.
 //!
-//! `k8s-openapi` knows the JSON names, types, requirements and descriptions; `k8s-pb` the protobuf tags and
-//! the markers in the comments; `crates/schema/data/overlay.txt` what neither knows. The result is committed,
-//! so that a build needs none of this.
+//! `k8s-openapi` provides JSON names, types, required fields and descriptions; `k8s-pb` provides
+//! protobuf tags and the markers in comments; `crates/schema/data/overlay.txt` provides what is in
+//! neither. The result is committed, so that a build needs none of these.
 
 mod model;
 mod openapi;
@@ -30,7 +30,7 @@ k8s-pb = "0.9"
 [workspace]
 "#;
 
-/// Packages whose every type is wanted.
+/// Packages from which all types are taken.
 const PACKAGES: &[&str] = &[
     "io.k8s.api.admissionregistration.v1",
     "io.k8s.api.apps.v1",
@@ -96,7 +96,7 @@ struct Sources {
     proto: PathBuf,
 }
 
-/// Lets cargo fetch the two crates, by way of a manifest that nothing else knows of.
+/// Downloads the two crates with cargo, using a temporary manifest outside of the workspace.
 fn sources() -> Result<Sources> {
     let dir = env::temp_dir().join(format!("skiff-schema-{}", std::process::id()));
     fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
@@ -117,8 +117,8 @@ fn sources() -> Result<Sources> {
         Some(Path::new(package["manifest_path"].as_str()?).parent()?.to_owned())
     };
     Ok(Sources {
-        openapi: find("k8s-openapi").context("cargo metadata names no k8s-openapi")?,
-        proto: find("k8s-pb").context("cargo metadata names no k8s-pb")?,
+        openapi: find("k8s-openapi").context("cargo metadata lists no k8s-openapi")?,
+        proto: find("k8s-pb").context("cargo metadata lists no k8s-pb")?,
     })
 }
 
@@ -134,7 +134,7 @@ fn table(definitions: &Definitions) -> String {
     text
 }
 
-/// `<definition>` or `<definition> <field>`, a tab, and the description as a JSON string.
+/// The lines are `<definition>` or `<definition> <field>`, a tab, and the description as a JSON string.
 fn descriptions(definitions: &Definitions) -> String {
     let mut text = String::from(
         "# Written by `cargo xtask schema`: what OpenAPI and `explain` say of types and fields.\n",

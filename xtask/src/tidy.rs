@@ -1,5 +1,6 @@
-//! What the compiler does not check: which crate may see which, where versions are stated, and the shape of
-//! files. Reads manifests and sources as text and names every complaint with its file.
+//! Repository rules that the compiler does not check: dependencies between crates, where versions are
+//! declared, and the layout of files. Parses manifests and sources as text and reports each violation
+//! with its file.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +10,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::vocabulary::{self, Counts, Vocabulary};
 
-/// The layers, lowest first. A crate may depend on crates of lower layers only.
+/// The layers, lowest first. A crate may depend only on crates of lower layers.
 const LAYERS: &[(&str, &[&str])] = &[
     ("pure", &["api", "schema", "patch", "cel", "nft"]),
     ("outside", &["store", "sys", "pki", "client", "stream"]),
@@ -30,7 +31,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ),
     ("program", &["skiff"]),
 ];
-/// The dependencies allowed inside a layer: who reads the table of fields, and what containers are made of.
+/// Allowed dependencies within a layer: users of the schema, and the parts of the container runtime.
 const SAME_LAYER_DEPENDENCIES: &[(&str, &str)] = &[
     ("api", "schema"),
     ("api", "cel"),
@@ -39,19 +40,20 @@ const SAME_LAYER_DEPENDENCIES: &[(&str, &str)] = &[
     ("runtime", "image"),
     ("runtime", "podnet"),
 ];
-/// Not part of the program. They may depend on anything; only tests may depend on `testkit`.
+/// Crates that are not part of the binary. They may depend on anything; only tests may depend on
+/// `testkit`.
 const TOOL_CRATES: &[&str] = &["testkit", "clienttest", "xtask", "bench"];
-/// What a pure crate may never reach for: executors, sockets, files, clocks.
+/// Dependencies that pure crates may not have: async runtimes, sockets, files, clocks.
 const IO_DEPENDENCIES: &[&str] =
     &["tokio", "async-trait", "hyper", "hyper-util", "rustls", "tokio-rustls", "rustix", "tempfile"];
-/// What a `plan.rs` may not contain: a plan is a function of its arguments, the time among them.
+/// Words that a `plan.rs` may not contain: a plan depends only on its arguments, including the time.
 const FORBIDDEN_IN_PLAN: &[&str] =
     &["async", "await", "tokio", "SystemTime", "Instant::now", "Timestamp::now", "Zoned::now"];
 const MAX_FILE_LINES: usize = 800;
-/// Tables are read by looking something up, not from top to bottom.
+/// Tables may be longer: they are not read from top to bottom.
 const LONG_FILES: &[&str] = &["table.rs"];
 
-/// Checks everything. `lower` lowers the limits of unusual names to what there is.
+/// Runs all checks. `lower` reduces the limits of unusual names to the current counts.
 pub fn run(root: &Path, lower: bool) -> Result<()> {
     let mut errors = check_workspace(&read(&root.join("Cargo.toml"))?);
     let vocabulary = Vocabulary::read(root)?;
@@ -77,10 +79,10 @@ pub fn run(root: &Path, lower: bool) -> Result<()> {
     for error in &errors {
         eprintln!("{error}");
     }
-    bail!("tidy has {} complaint(s)", errors.len())
+    bail!("tidy: {} violation(s)", errors.len())
 }
 
-/// The rules of the workspace's own manifest.
+/// Checks the workspace's manifest.
 fn check_workspace(manifest: &str) -> Vec<String> {
     let mut errors = Vec::new();
     if !manifest.contains("unsafe_code = \"forbid\"") {
@@ -89,21 +91,21 @@ fn check_workspace(manifest: &str) -> Vec<String> {
     for (line, section) in lines_with_section(manifest) {
         let path_only = line.contains("path =");
         if section == "workspace.dependencies" && !path_only && line.contains('{') {
-            // `default-features = false` is the rule; a crate that needs its defaults simply has no features.
+            // A crate that needs its default features is declared without any `features`.
             let has_features = line.contains("features = [") && !line.contains("default-features = false");
             if has_features {
-                errors.push(format!("Cargo.toml: {} does not turn default features off", key(line)));
+                errors.push(format!("Cargo.toml: {} must not use default features", key(line)));
             }
         }
     }
     errors
 }
 
-/// The rules of one package's manifest.
+/// Checks the manifest of one package.
 fn check_manifest(name: &str, manifest: &str) -> Vec<String> {
     let mut errors = Vec::new();
     if !manifest.lines().any(|line| line.trim() == format!("name = \"{name}\"")) {
-        errors.push(format!("the crate is not called {name} as its folder is"));
+        errors.push(format!("the package name is not {name}, the name of its directory"));
     }
     let has_workspace_lints =
         lines_with_section(manifest).any(|(line, section)| section == "lints" && line == "workspace = true");
@@ -111,7 +113,7 @@ fn check_manifest(name: &str, manifest: &str) -> Vec<String> {
         errors.push("must inherit the workspace's lints, which forbid unsafe code".to_owned());
     }
     if layer(name).is_none() && !TOOL_CRATES.contains(&name) {
-        errors.push("is in no layer: name it in xtask/src/tidy.rs".to_owned());
+        errors.push("is in no layer: add it to xtask/src/tidy.rs".to_owned());
     }
     for (line, section) in lines_with_section(manifest) {
         if section == "features" && key(line) != "test-util" {
@@ -143,10 +145,10 @@ fn check_dependency(name: &str, dependency: &str, in_tests: bool) -> Option<Stri
         return None;
     }
     let (own, other) = (LAYERS[own].0, LAYERS[other].0);
-    Some(format!("depends on {dependency}: {own} may not see {other}"))
+    Some(format!("depends on {dependency}: {own} may not depend on {other}"))
 }
 
-/// The rules of one source file.
+/// Checks one source file.
 fn check_source(path: &Path, text: &str) -> Vec<String> {
     let mut errors = Vec::new();
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -155,12 +157,12 @@ fn check_source(path: &Path, text: &str) -> Vec<String> {
         errors.push(format!("has {lines} lines, more than {MAX_FILE_LINES}: split it"));
     }
     if name == "mod.rs" {
-        errors.push("name the file after its module, beside its folder".to_owned());
+        errors.push("must be named after its module, next to its directory".to_owned());
     }
     let is_root =
         path.parent().is_some_and(|dir| dir.ends_with("src")) && (name == "lib.rs" || name == "main.rs");
     if is_root && !text.starts_with("//!") {
-        errors.push("must open with //! and say what the crate owns".to_owned());
+        errors.push("must start with //! and describe what the crate owns".to_owned());
     }
     if name == "plan.rs" {
         for (number, line) in text.lines().enumerate() {
@@ -176,7 +178,7 @@ fn layer(name: &str) -> Option<usize> {
     LAYERS.iter().position(|(_, crates)| crates.contains(&name))
 }
 
-/// The lines that say something, each with the section it stands in.
+/// The lines that are neither empty nor comments, with their section.
 fn lines_with_section(manifest: &str) -> impl Iterator<Item = (&str, &str)> {
     let mut section = "";
     manifest.lines().map(str::trim).filter_map(move |line| {
@@ -188,7 +190,7 @@ fn lines_with_section(manifest: &str) -> impl Iterator<Item = (&str, &str)> {
     })
 }
 
-/// `serde` of `serde.workspace = true` and of `serde = { workspace = true }`.
+/// The key of a line: `serde` in `serde.workspace = true` and in `serde = { workspace = true }`.
 fn key(line: &str) -> &str {
     line.split(['=', '.']).next().unwrap_or_default().trim().trim_matches('"')
 }
@@ -200,7 +202,7 @@ fn has_word(code: &str, word: &str) -> bool {
     })
 }
 
-/// Every package of the workspace, by name.
+/// The directories of all packages in the workspace, sorted.
 fn packages(root: &Path) -> Result<Vec<PathBuf>> {
     let mut dirs: Vec<PathBuf> = entries(&root.join("crates"))?;
     dirs.extend([root.join("xtask"), root.join("bench")]);
@@ -208,7 +210,7 @@ fn packages(root: &Path) -> Result<Vec<PathBuf>> {
     Ok(dirs)
 }
 
-/// Every Rust file below a folder.
+/// All Rust files below a directory.
 fn sources(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for path in entries(dir)? {
@@ -254,17 +256,17 @@ mod tests {
         manifest(
             "kubelet",
             "[dependencies]\nscheduler.workspace = true",
-            &["depends on scheduler: roles may not see roles"],
+            &["depends on scheduler: roles may not depend on roles"],
         );
         manifest(
             "schema",
             "[dependencies]\napi.workspace = true",
-            &["depends on api: pure may not see pure"],
+            &["depends on api: pure may not depend on pure"],
         );
         manifest(
             "store",
             "[dependencies]\napiserver.workspace = true",
-            &["depends on apiserver: outside may not see engines"],
+            &["depends on apiserver: outside may not depend on engines"],
         );
         manifest("store", "[dependencies]\ntestkit.workspace = true", &["may not depend on testkit"]);
         manifest(
@@ -272,7 +274,7 @@ mod tests {
             "[dependencies]\ntokio.workspace = true",
             &["a pure crate may not depend on tokio"],
         );
-        manifest("extra", "", &["is in no layer: name it in xtask/src/tidy.rs"]);
+        manifest("extra", "", &["is in no layer: add it to xtask/src/tidy.rs"]);
     }
 
     #[test]
@@ -302,7 +304,7 @@ mod tests {
         assert_eq!(
             check_manifest("store", "[package]\nname = \"shop\"\n"),
             [
-                "the crate is not called store as its folder is",
+                "the package name is not store, the name of its directory",
                 "must inherit the workspace's lints, which forbid unsafe code",
             ]
         );
@@ -313,7 +315,7 @@ mod tests {
         );
         let workspace_manifest = "[workspace.lints.rust]\nunsafe_code = \"forbid\"\n[workspace.dependencies]\n\
                      a = { version = \"1\", features = [\"x\"] }\nb = { version = \"1\", default-features = false }";
-        assert_eq!(check_workspace(workspace_manifest), ["Cargo.toml: a does not turn default features off"]);
+        assert_eq!(check_workspace(workspace_manifest), ["Cargo.toml: a must not use default features"]);
     }
 
     #[track_caller]
@@ -326,8 +328,8 @@ mod tests {
         let long = "x\n".repeat(801);
         source("crates/a/src/b.rs", &long, &["has 801 lines, more than 800: split it"]);
         source("crates/a/src/table.rs", &long, &[]);
-        source("crates/a/src/b/mod.rs", "", &["name the file after its module, beside its folder"]);
-        source("crates/a/src/lib.rs", "use x;", &["must open with //! and say what the crate owns"]);
+        source("crates/a/src/b/mod.rs", "", &["must be named after its module, next to its directory"]);
+        source("crates/a/src/lib.rs", "use x;", &["must start with //! and describe what the crate owns"]);
         source("crates/a/src/lib.rs", "//! Owns a.\n", &[]);
         source("crates/a/tests/main.rs", "use x;", &[]);
     }

@@ -1,8 +1,10 @@
-//! Which words names are made of. A name whose words upstream Kubernetes, runc, etcd's client and the crates this project
-//! builds on never use has to be translated by every reader of this field, so their number may only go down.
+//! Checks the words in declared names. A name with a word that upstream Kubernetes, runc, etcd's client
+//! and the crates this project builds on never use has to be translated by every reader, so the number
+//! of such names may only decrease.
 //!
-//! `data/vocabulary.tsv` has the words of those sources and how often they are used in names there;
-//! `data/vocabulary-extra.txt` the terms of the field that it lacks; `data/unusual-names.tsv` the limits for each package.
+//! `data/vocabulary.tsv` has the words of those sources and how often they occur in names there;
+//! `data/vocabulary-extra.txt` has additional terms of the field; `data/unusual-names.tsv` has the
+//! limits of each package.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write as _;
@@ -11,16 +13,16 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 
-/// A word used less often than this in the names of the field is unusual.
+/// Words that occur less often than this in those sources are unusual.
 const MIN_USES: u32 = 12;
-/// Words that must not be used at all: there is always a term of the field.
+/// Words that are not allowed: there is always a term of the field.
 const FORBIDDEN_WORDS: &[&str] =
     &["anew", "whoever", "told", "tell", "untold", "unlent", "nobody", "somebody", "begun"];
 const LIMITS: &str = "xtask/data/unusual-names.tsv";
 const HEADER: &str =
     "# package\tnames\ttests\tvariables\tbanned (lowered by `cargo xtask tidy --lower`, never raised)";
 
-/// How many names of one package have an unusual word, and how many banned words its text has.
+/// The numbers of names with an unusual word and of lines with a forbidden word in one package.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Files, modules, types, functions and constants.
@@ -29,7 +31,7 @@ pub struct Counts {
     pub tests: usize,
     /// Variables and fields.
     pub variables: usize,
-    /// Lines with a banned word, in names, strings or comments.
+    /// Lines with a forbidden word in names, strings or comments.
     pub forbidden_lines: usize,
 }
 
@@ -44,7 +46,7 @@ impl Counts {
     }
 }
 
-/// The words of the field.
+/// The known words.
 pub struct Vocabulary(HashSet<String>);
 
 impl Vocabulary {
@@ -70,7 +72,7 @@ impl Vocabulary {
         words(name).any(|word| word.len() > 2 && !self.0.contains(&word))
     }
 
-    /// Adds what one source file declares.
+    /// Adds the declarations of one source file.
     pub fn count(&self, path: &Path, text: &str, counts: &mut Counts) {
         let path_text = path.to_string_lossy();
         let is_test = path_text.contains("/tests/")
@@ -109,7 +111,7 @@ enum NameKind {
     Variable,
 }
 
-/// Every name that a line declares.
+/// The names that a line declares.
 fn declarations(line: &str) -> Vec<(NameKind, &str)> {
     let mut found = Vec::new();
     let tokens: Vec<&str> = code_tokens(line).collect();
@@ -149,7 +151,7 @@ fn code_tokens(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|token| !token.is_empty())
 }
 
-/// `pod`, `ip` and `address` of `PodIPAddress` and of `pod_ip_address`.
+/// Splits a name: `PodIPAddress` and `pod_ip_address` consist of `pod`, `ip` and `address`.
 fn words(name: &str) -> impl Iterator<Item = String> {
     let chars: Vec<char> = name.chars().collect();
     let mut split = String::new();
@@ -169,12 +171,13 @@ fn words(name: &str) -> impl Iterator<Item = String> {
     split.split_whitespace().map(str::to_owned).collect::<Vec<_>>().into_iter()
 }
 
-/// Whether a line has a banned word, alone or as part of a name.
+/// Whether a line has a forbidden word, alone or as part of a name.
 pub fn has_forbidden_word(line: &str) -> bool {
     code_tokens(line).flat_map(words).any(|word| FORBIDDEN_WORDS.contains(&word.as_str()))
 }
 
-/// Compares what was counted with the limits. Lowers them where that is wanted; they are never raised.
+/// Compares the counts with the limits. With `lower`, limits are reduced to the counts; they are never
+/// raised.
 pub fn check(root: &Path, counted: &BTreeMap<String, Counts>, lower: bool) -> Result<Vec<String>> {
     let path = root.join(LIMITS);
     let limits = parse_limits(&read(&path)?)?;
@@ -217,7 +220,8 @@ fn parse_limits(text: &str) -> Result<HashMap<String, Counts>> {
     Ok(limits)
 }
 
-/// Questions of newcomers and the files that answer them: every file exists.
+/// Checks that every file in the code map exists. The map has questions of newcomers and the files that
+/// answer them.
 pub fn check_code_map(root: &Path) -> Result<Vec<String>> {
     let path = "xtask/data/code-map.tsv";
     let text = read(&root.join(path))?;

@@ -1,4 +1,5 @@
-//! A command in a container, from the connection to how it ended, as a client has it over WebSocket.
+//! Runs a command in a container over WebSocket. The measured time is from the connection to the
+//! command's exit status.
 
 use std::time::Duration;
 
@@ -10,9 +11,9 @@ use crate::client::Target;
 const EXEC_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_RESPONSE_BYTES: usize = 64 << 10;
 
-/// Runs the command that the path asks for; it must succeed.
+/// Runs the command of an exec request. It must succeed.
 pub async fn run(target: &Target, path: &str) -> Result<()> {
-    tokio::time::timeout(EXEC_TIMEOUT, exchange(target, path)).await.context("no answer in time")?
+    tokio::time::timeout(EXEC_TIMEOUT, exchange(target, path)).await.context("exec timed out")?
 }
 
 async fn exchange(target: &Target, path: &str) -> Result<()> {
@@ -29,9 +30,9 @@ async fn exchange(target: &Target, path: &str) -> Result<()> {
         let mut buffer = [0; 4096];
         let count = stream.read(&mut buffer).await?;
         received.extend_from_slice(&buffer[..count]);
-        ensure!(received.len() < MAX_RESPONSE_BYTES, "a command that says nothing has said much");
+        ensure!(received.len() < MAX_RESPONSE_BYTES, "the command has unexpected output");
         let text = String::from_utf8_lossy(&received);
-        // The last word is a Status on a channel of its own.
+        // The last message is a Status on the error channel.
         if text.contains(r#""status":"Success""#) {
             return Ok(());
         }

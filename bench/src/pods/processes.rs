@@ -1,58 +1,59 @@
-//! What the processes behind pods use: those that were started here, and those that hold pods and belong to nobody.
+//! CPU and memory of a runtime: of its daemons and of the supervisor process of each pod.
 //!
-//! This process becomes the parent of whatever loses its own, so that the CPU time of those that have ended is added to
-//! its children's.
+//! This process is a child subreaper. Orphaned processes become its children, so that the CPU time of
+//! exited ones is included in its children's time.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
 
-/// The argument by which a pod's own program is told from what holds the pod.
+/// The argument of the sleep command in pods. It distinguishes a pod's own processes from its
+/// supervisor.
 pub const SLEEP_SECONDS: &str = "987654";
 
 /// The processes of one runtime.
 pub struct RuntimeProcesses {
-    /// What each process that holds a pod has in its command line, besides the directory.
+    /// A word on the command line of each supervisor, in addition to the directory.
     command_marker: &'static str,
     dir: PathBuf,
-    /// Those that serve all pods.
+    /// Daemons that serve all pods.
     roots: Vec<u32>,
 }
 
-/// In megabytes.
+/// Memory in megabytes.
 #[derive(Debug, Default)]
 pub struct MemoryUsage {
     pub rss: f64,
-    /// Shared pages divided by those who share them.
+    /// Proportional set size: shared pages are divided by the number of processes that map them.
     pub pss: f64,
     pub private: f64,
 }
 
 impl RuntimeProcesses {
     pub fn of(command_marker: &'static str, dir: &Path, roots: Vec<u32>) -> RuntimeProcesses {
-        // Where it is not allowed only the account of CPU time misses something.
+        // If this fails, only the CPU time of exited orphans is missing.
         let _ = set_child_subreaper(Some(getpid()));
         RuntimeProcesses { command_marker, dir: dir.to_owned(), roots }
     }
 
-    /// Seconds of CPU used so far: by what serves all pods, by what holds one, and by all that has ended.
+    /// CPU seconds used so far: by daemons, by supervisors and by all processes that have exited.
     pub fn cpu(&self) -> Result<f64> {
         self.reap_children();
         let alive = self.roots.iter().copied().chain(self.supervisors());
         let mut ticks = 0.0;
         for pid in alive {
-            // One that has just ended is with the dead, who are counted below.
+            // A process that has just exited is included in the children's time below.
             ticks += fields(pid).map_or(0.0, |fields| {
                 number(&fields, 11) + number(&fields, 12) + number(&fields, 13) + number(&fields, 14)
             });
         }
-        let own = fields(std::process::id()).context("no account of this process")?;
+        let own = fields(std::process::id()).context("cannot read the CPU time of this process")?;
         ticks += number(&own, 13) + number(&own, 14);
         Ok(ticks / rustix::param::clock_ticks_per_second() as f64)
     }
 
-    /// What those use that hold pods, without the pods' own programs.
+    /// Memory of the supervisors and their children, without the pods' own processes.
     pub fn memory(&self) -> Result<MemoryUsage> {
         let supervisors = self.supervisors();
         let mut memory = MemoryUsage::default();
@@ -66,14 +67,14 @@ impl RuntimeProcesses {
         Ok(memory)
     }
 
-    /// What those use that serve all pods, in megabytes.
+    /// Memory of the daemons, in megabytes.
     pub fn roots_rss(&self) -> Result<f64> {
         let mut memory = MemoryUsage::default();
         self.roots.iter().for_each(|pid| memory.add(*pid));
         Ok(memory.rss)
     }
 
-    /// Whether nobody holds a pod any more.
+    /// Whether all supervisors have exited.
     pub fn have_exited(&self) -> bool {
         self.reap_children();
         self.supervisors().is_empty()
@@ -88,7 +89,7 @@ impl RuntimeProcesses {
         processes().filter(|pid| !self.roots.contains(pid)).filter(is_supervisor).collect()
     }
 
-    /// Waits for those that have ended and whose parent this process has become.
+    /// Reaps exited children, so that their CPU time is added to this process.
     fn reap_children(&self) {
         let own = std::process::id();
         for pid in processes().filter(|pid| !self.roots.contains(pid) && parent(*pid) == Some(own)) {
@@ -100,7 +101,7 @@ impl RuntimeProcesses {
     }
 }
 
-/// A measurement that failed must not leave pods behind.
+/// A failed measurement must not leave pods running.
 impl Drop for RuntimeProcesses {
     fn drop(&mut self) {
         for pid in self.supervisors().into_iter().filter_map(to_pid) {
@@ -141,7 +142,7 @@ fn parent(pid: u32) -> Option<u32> {
     fields(pid)?.get(1)?.parse().ok()
 }
 
-/// The fields of `stat` behind the name, which may hold anything.
+/// The fields of `stat` after the process name, which may contain any character.
 fn fields(pid: u32) -> Option<Vec<String>> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     Some(text.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())

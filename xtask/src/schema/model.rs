@@ -1,14 +1,14 @@
-//! What the generator gathers about a type before it is written down.
+//! The generator's model of a type.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// By definition name.
+/// Definitions by name.
 pub type Definitions = BTreeMap<String, Definition>;
 
 #[derive(Debug, Default, Clone)]
 pub struct Definition {
-    /// `io.k8s.api.core.v1.PodSpec`.
+    /// Full name, such as `io.k8s.api.core.v1.PodSpec`.
     pub name: String,
     pub description: String,
     pub atomic: bool,
@@ -22,22 +22,22 @@ pub struct Definition {
 pub struct Field {
     pub name: String,
     pub description: String,
-    /// With every type's name in full.
+    /// The shape; type names in it are full names.
     pub shape: String,
-    /// The tags of the embedded messages on the way, then the field's own.
+    /// The tags of the embedded messages on the path, then the field's own tag.
     pub tag: Vec<u32>,
     pub required: bool,
     pub pointer: bool,
     pub always: bool,
-    /// Neither of the two, though a struct.
+    /// A struct that is neither `pointer` nor `always`.
     pub value: bool,
     pub list: String,
     pub map: String,
     pub strategy: String,
     pub key: String,
-    /// The enumeration of a string, separated by commas.
+    /// The values of a string enum, separated by commas.
     pub values: String,
-    /// The name of the Go type, where the shape does not tell it.
+    /// The Go type, if the shape does not determine it.
     pub go: String,
     pub default: String,
 }
@@ -47,7 +47,7 @@ pub fn package(name: &str) -> &str {
     name.rsplit_once('.').map_or("", |(package, _)| package)
 }
 
-/// Types that are no structs in JSON have a word of their own.
+/// Types that are not JSON objects are scalars with a name of their own.
 pub fn scalar(name: &str) -> Option<&'static str> {
     Some(match name {
         "io.k8s.apimachinery.pkg.api.resource.Quantity" => "quantity",
@@ -97,7 +97,7 @@ impl Definition {
 }
 
 impl Field {
-    /// Upstream has a struct here, which is never empty in Go's eyes.
+    /// Whether upstream has a struct here. Go's `omitempty` never omits a struct.
     pub fn is_struct(&self) -> bool {
         !self.shape.starts_with(['[', '{'])
             && !matches!(self.shape.as_str(), "string" | "bytes" | "bool" | "int32" | "int64" | "double")

@@ -1,4 +1,4 @@
-//! Reads the `schemars` impls of `k8s-openapi`, which are regular enough to be read as text.
+//! Parses the `schemars` impls of `k8s-openapi` as text; they are regular enough for that.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::model::{Definition, Definitions, Field, scalar};
 
-/// Every definition under a directory.
+/// Reads every definition below a directory.
 pub fn read(dir: &Path) -> Result<Definitions> {
     let mut definitions = Definitions::new();
     read_dir(dir, &mut definitions)?;
@@ -22,14 +22,14 @@ fn read_dir(dir: &Path, definitions: &mut Definitions) -> Result<()> {
             read_dir(&path, definitions)?;
         } else {
             let text = fs::read_to_string(&path)?;
-            let file = read_file(&text).with_context(|| format!("cannot understand {}", path.display()))?;
+            let file = read_file(&text).with_context(|| format!("cannot parse {}", path.display()))?;
             definitions.extend(file.into_iter().map(|definition| (definition.name.clone(), definition)));
         }
     }
     Ok(())
 }
 
-/// The definition in a file and, for a kind that can be listed, that of its list.
+/// Parses the definition in a file and, for a listable kind, derives that of its list.
 fn read_file(text: &str) -> Result<Vec<Definition>> {
     let Some(name) = between(text, "fn schema_name()", "\".into()").and_then(|text| text.split_once('"'))
     else {
@@ -48,7 +48,7 @@ fn read_file(text: &str) -> Result<Vec<Definition>> {
             name: field.clone(),
             description: schema["description"].as_str().unwrap_or_default().to_owned(),
             shape: shape(schema).with_context(|| format!("field {field}"))?,
-            // Upstream requires metadata of no kind; the crate does so for its own convenience.
+            // Upstream requires `metadata` in no kind; the crate requires it for convenience.
             required: field != "metadata" && required.iter().any(|name| name == field),
             ..Field::default()
         });
@@ -67,12 +67,12 @@ fn read_file(text: &str) -> Result<Vec<Definition>> {
     Ok(definitions)
 }
 
-/// `k8s-openapi` has one generic list; upstream has a type for each kind.
+/// The definition of a list. `k8s-openapi` has one generic list, upstream has a type for each kind.
 fn list_of(item: &Definition, gvk: &str, kind: &str) -> Definition {
     let field = |name: &str, shape: &str| Field {
         name: name.into(),
         shape: shape.into(),
-        // What is said of a kind's own `kind` and `apiVersion` is said of its list's.
+        // `kind` and `apiVersion` of a list have the same description as those of its items.
         description: match item.fields.iter().find(|field| field.name == name && name != "metadata") {
             Some(field) => field.description.clone(),
             None => String::new(),
@@ -123,7 +123,7 @@ fn between<'t>(text: &'t str, start: &str, end: &str) -> Option<&'t str> {
     rest.split_once(end).map(|(inner, _)| inner)
 }
 
-/// JSON with trailing commas, parentheses and calls of `subschema_for` in it.
+/// Parses JSON that contains trailing commas, parentheses and calls of `subschema_for`.
 struct Parser<'t> {
     rest: &'t str,
 }

@@ -1,11 +1,11 @@
-//! The hand-kept facts: what neither crate knows.
+//! The overlay: facts about types that neither crate provides, maintained by hand.
 
 use anyhow::{Context, Result, bail};
 
 use super::model::{Definition, Definitions, Field};
 
-/// Reads the overlay into the definitions. A name that no longer exists is an error, so that the overlay
-/// cannot rot.
+/// Applies the overlay to the definitions. A name that does not exist is an error, so that the overlay
+/// stays up to date.
 pub fn apply(text: &str, definitions: &mut Definitions) -> Result<()> {
     let mut package = String::new();
     let mut current_type = String::new();
@@ -26,7 +26,7 @@ pub fn apply(text: &str, definitions: &mut Definitions) -> Result<()> {
             Some((subject, overrides)) => {
                 apply_override(&format!("{package}.{subject}"), overrides, definitions)
             }
-            None => Err(anyhow::anyhow!("nothing said of {line}")),
+            None => Err(anyhow::anyhow!("no facts given for {line}")),
         };
         result.with_context(|| format!("overlay line {number}"))?;
     }
@@ -70,7 +70,7 @@ fn new_field(package: &str, current_type: &str, line: &str, definitions: &mut De
     Ok(())
 }
 
-/// `Type pointer a b`, `Type always a b`, `Type is kind=...` or `Type.field words...`.
+/// Parses `Type pointer a b`, `Type always a b`, `Type is kind=...` or `Type.field words...`.
 fn apply_override(subject: &str, overrides: &str, definitions: &mut Definitions) -> Result<()> {
     let mut words = overrides.split(' ');
     if let Some(definition) = definitions.get_mut(subject) {

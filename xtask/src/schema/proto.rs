@@ -1,4 +1,4 @@
-//! Reads the messages of `k8s-pb`: tags, order of fields and the markers in their comments.
+//! Parses the messages of `k8s-pb`: tags, field order and the markers in comments.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,13 +25,13 @@ struct Message {
 #[derive(Debug)]
 struct MessageField {
     name: String,
-    /// The last part of the name of the message, for fields that are one.
+    /// The last part of the message's name, for fields of a message type.
     message: Option<String>,
     tag: u32,
     comments: Vec<String>,
 }
 
-/// Every package under a directory.
+/// Reads every package below a directory.
 pub fn read(dir: &Path) -> Result<Vec<Package>> {
     let mut packages = Vec::new();
     read_dir(dir, "io.k8s", &mut packages)?;
@@ -41,7 +41,7 @@ pub fn read(dir: &Path) -> Result<Vec<Package>> {
 fn read_dir(dir: &Path, name: &str, packages: &mut Vec<Package>) -> Result<()> {
     for entry in fs::read_dir(dir).with_context(|| format!("cannot list {}", dir.display()))? {
         let path = entry?.path();
-        let part = path.file_name().and_then(|name| name.to_str()).context("a file name that is no text")?;
+        let part = path.file_name().and_then(|name| name.to_str()).context("a file name is not UTF-8")?;
         if path.is_dir() {
             read_dir(&path, &format!("{name}.{}", part.replace('_', "-")), packages)?;
         } else if part == "mod.rs" {
@@ -88,13 +88,13 @@ fn field(line: &str) -> Option<(&str, Option<String>)> {
     Some((name.trim_start_matches("r#"), message.then(|| normalize_name(kind))))
 }
 
-/// Prost rewrites names to Rust's customs; letters and digits alone survive that.
+/// Removes everything but letters and digits, because prost renames items to Rust's conventions.
 fn normalize_name(name: &str) -> String {
     name.chars().filter(char::is_ascii_alphanumeric).map(|c| c.to_ascii_lowercase()).collect()
 }
 
 impl Package {
-    /// Adds what the messages say to the definitions of the same names.
+    /// Adds tags, order and markers of the messages to the definitions with the same names.
     pub fn apply(&self, definitions: &mut Definitions) {
         let package = &self.name;
         for definition in definitions.values_mut().filter(|d| super::model::package(&d.name) == package) {
@@ -108,7 +108,7 @@ impl Package {
         }
     }
 
-    /// Fills in what is still without a description: lists, and the types that the overlay adds.
+    /// Fills in missing descriptions: those of lists and of types from the overlay.
     pub fn describe(&self, definitions: &mut Definitions) {
         let package = &self.name;
         for definition in definitions.values_mut().filter(|d| super::model::package(&d.name) == package) {
@@ -128,8 +128,8 @@ impl Package {
         }
     }
 
-    /// Moves the fields that a message has from the definition to `ordered`. A message field that JSON does
-    /// not know is an embedded struct, whose fields JSON has in its place.
+    /// Moves the fields of a message from the definition to `ordered`. A message field without a JSON
+    /// field is an embedded struct, whose fields are inlined in JSON.
     fn flatten(
         &self,
         message: &Message,
@@ -186,7 +186,7 @@ fn value<'c>(comments: &'c [String], marker: &str) -> Option<&'c str> {
     values(comments, marker).next()
 }
 
-/// The comment as OpenAPI has it: markers dropped, lines of a paragraph joined.
+/// The comment as in OpenAPI: without markers, with the lines of a paragraph joined.
 fn description_text(comments: &[String]) -> String {
     let mut text = String::new();
     for line in comments.iter().filter(|line| !line.starts_with('+')) {
