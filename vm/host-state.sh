@@ -1,9 +1,10 @@
-# host_state: what skiff may change on a host, one item a line, for comparing before and after `skiff reset`.
+# host_state: prints the host state that skiff may change, one item per line, to compare it before the first start and
+# after `skiff reset`.
 host_state() {
     guest '
         ip -o link | awk -F": " "{print \"link\", \$2}"
         ip -o addr show scope global | awk "{print \"address\", \$2, \$4}"
-        ip route; ip -6 route | grep -v "^fe80"
+        ip route; ip -6 route | grep -v "^fe80" | sed "s/ expires [0-9]*sec//"
         nft list ruleset | sed "s/^/rule /"
         sysctl -a 2>/dev/null | grep -E "^net\.(ipv4|ipv6)\.(ip_forward|conf\.(all|default|lo)\.(forwarding|route_localnet|rp_filter))"
         sysctl -a 2>/dev/null | grep -E "^(kernel\.(panic|panic_on_oops)|vm\.(overcommit_memory|panic_on_oom))"
