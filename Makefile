@@ -1,9 +1,9 @@
-# Everything a person or a machine does with this tree: make build | test | lint | up | bench.
+# Entry points for developers and CI: make build | test | lint | up | bench | test-vm.
 
-# Outside the tree, so that a fresh clone reuses what was built before.
+# Outside the tree, so that a fresh clone reuses earlier build results.
 export CARGO_TARGET_DIR ?= $(HOME)/.cache/skiff/target
 
-# Where `make up` keeps its data and listens.
+# Data directory and port of `make up`.
 DATA ?= $(CURDIR)/.skiff
 PORT ?= 6443
 
@@ -13,7 +13,7 @@ build:
 	SKIFF_COMMIT=$$(git rev-parse HEAD 2>/dev/null || echo unknown) SKIFF_BUILD_DATE=$$(TZ=UTC git log -1 --date=format-local:%Y-%m-%dT%H:%M:%SZ --format=%cd 2>/dev/null || echo unknown) \
 		cargo build --release --package skiff
 
-# What CI runs: formatting, lints, the project's own rules, and every test.
+# Runs in CI: formatting, lints, `cargo xtask tidy`, and all tests.
 test: packages lint
 	cargo build --workspace
 	@if cargo nextest --version >/dev/null 2>&1; then \
@@ -29,8 +29,8 @@ lint:
 	@if cargo deny --version >/dev/null 2>&1; then echo cargo deny check; cargo deny check bans licenses sources; \
 	else echo cargo xtask deny; cargo xtask deny; fi
 
-# A cluster on this machine until Ctrl-C: for root one node that runs real containers, else three nodes that are only
-# played.
+# Runs a cluster on this machine until Ctrl-C: as root one node that runs real containers, otherwise three simulated
+# nodes.
 NODES ?= $(shell [ $$(id -u) = 0 ] || echo "--disable-agent --simulate 3")
 up: build
 	@mkdir -p "$(DATA)"
@@ -41,14 +41,15 @@ up: build
 	@exec "$(CARGO_TARGET_DIR)/release/skiff" server $(NODES) --data-dir "$(DATA)/server" \
 		--write-kubeconfig "$(DATA)/kubeconfig.yaml" --bind-address 127.0.0.1 --https-listen-port $(PORT)
 
-# The release binary in a Debian 12 guest (systemd, cgroup v2, AppArmor); see vm/README.md. TESTS="reset 11-" picks some.
+# Tests the release binary in a Debian 12 guest (systemd, cgroup v2, AppArmor); see vm/README.md. TESTS="reset 11-"
+# selects tests by name.
 test-vm: build
 	@vm/run $(TESTS)
 
-# One figure a line, all of them as JSON on the last; see bench/README.md. ARGS="--compare earlier.txt".
+# Prints one result per line and all results as JSON on the last; see bench/README.md. ARGS="--compare earlier.txt".
 bench: build
 	cargo run --release --package bench -- $(ARGS)
 
-# What the build and the tests need from the distribution; does nothing when it is all there.
+# Installs the Debian packages that the build and the tests need, if any is missing.
 packages:
 	@.ci/packages

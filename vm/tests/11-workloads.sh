@@ -1,4 +1,4 @@
-# A Deployment, its Service and names; exec, logs, port-forward; a Job.
+# A Deployment with its Service and DNS names; exec, logs, port-forward; a Job.
 k create ns workloads
 web front 2 workloads
 k rollout status -n workloads deployment/front --timeout 180s
@@ -9,7 +9,7 @@ in_client() { k exec -n workloads client -- "$@"; }
 eventually 30 in_client timeout 5 wget -qO- http://front
 eventually 30 in_client timeout 5 wget -qO- http://front.workloads.svc.cluster.local
 in_client nslookup kubernetes.default.svc.cluster.local
-# Whole answers by name, several times: every endpoint is reached from the node they share.
+# Several requests by DNS name, so that both endpoints, which are on the node of the client, are used.
 for _ in 1 2 3 4 5 6; do in_client timeout 5 wget -qO- http://front; done | sort | uniq -c
 
 expect hello k exec -n workloads client -- echo hello

@@ -1,4 +1,4 @@
-# A StatefulSet with a claim keeps its data when its pod is replaced.
+# A StatefulSet with a volume claim retains its data when a pod is replaced.
 k create ns stateful
 k apply -n stateful -f - <<EOF
 apiVersion: v1

@@ -1,5 +1,5 @@
-# Services between pods of one node, where nothing shows bridged packets to the rules: by ClusterIP, name, node port and host
-# port, to itself, with session affinity, from a terminating endpoint; and links that somebody removes.
+# Services between pods of one node, without br_netfilter: by ClusterIP, DNS name, node port and host port, from a pod to
+# itself, with session affinity, to a terminating endpoint; then restores removed links, rules and routes.
 k create ns services
 cleanup() { k delete ns services --wait=false >/dev/null 2>&1 || true; }
 trap cleanup EXIT
@@ -16,7 +16,7 @@ get() { timeout 60 kubectl --kubeconfig "$GUEST_DIR/kubeconfig" exec -n services
 ip_of() { k get -n services svc "$1" -o 'jsonpath={.spec.clusterIP}'; }
 pod_of() { k get -n services pod -l "app=$1" -o "jsonpath={.items[0].$2}"; }
 
-# From pod to pod, and by the address of a Service: each of many connections succeeds, and every endpoint answers.
+# From pod to pod, and through a ClusterIP: each of many connections succeeds, and every endpoint responds.
 eventually 60 get "$(pod_of one status.podIP):8080"
 web_ip=$(ip_of web)
 eventually 60 get "$web_ip"
@@ -25,11 +25,11 @@ answers=$(in_client sh -c "for i in \$(seq 20); do timeout 5 wget -qO- http://$w
 case $answers in *LOST*) fail "connections were lost: $answers" ;; esac
 get web.services.svc.cluster.local
 
-# A pod reaches itself by its own Service.
+# A pod reaches itself through its Service (hairpin).
 one=$(pod_of one metadata.name) one_ip=$(ip_of one)
 expect "$one" k exec -n services "$one" -- timeout 5 wget -qO- "http://$one_ip"
 
-# Affinity: the first endpoint stays.
+# Session affinity: all connections use the same endpoint.
 k patch -n services svc web -p '{"spec":{"sessionAffinity":"ClientIP"}}'
 same() { [ "$(in_client sh -c "for i in \$(seq 10); do timeout 5 wget -qO- http://$web_ip; done" | sort -u | wc -l)" = 1 ]; }
 eventually 30 same
@@ -46,7 +46,7 @@ eventually 60 guest curl -sf -m 5 "http://$node_ip:18099"
 eventually 30 guest curl -sf -m 5 http://127.0.0.1:18099
 eventually 30 get "$node_ip:18099"
 
-# An endpoint that is terminating serves as long as there is no other.
+# A terminating endpoint serves as long as there is no ready one.
 k apply -n services -f - <<EOF
 apiVersion: v1
 kind: Pod
@@ -73,7 +73,7 @@ k delete -n services pod last --wait=false
 eventually 20 sh -c "kubectl --kubeconfig '$GUEST_DIR/kubeconfig' get endpointslices -n services -l kubernetes.io/service-name=last -o jsonpath='{.items[*].endpoints[*].conditions.terminating}' | grep -q true"
 expect last get "$last_ip"
 
-# What somebody removes of links, routes and rules is restored.
+# Links, rules and routes that are removed are restored.
 link=$(guest ip -o route get "$(pod_of one status.podIP)" | sed 's/.* dev \([^ ]*\) .*/\1/')
 guest ip link del "$link"
 eventually 30 get "$one_ip"

@@ -1,4 +1,4 @@
-# IPv6 beside IPv4: pods, Services of both families, a node port, DNS and a NetworkPolicy, on a cluster of its own.
+# Dual-stack: pods, Services of both IP families, a node port, DNS and a NetworkPolicy, in a separate cluster.
 cleanup() {
     guest 'systemctl stop skiff; skiff reset --stop --yes --data-dir /var/lib/skiff-dual >/dev/null 2>&1
         rm -rf /etc/systemd/system/skiff.service.d /var/lib/skiff-dual /root/dual.kubeconfig; ip link del dual0
@@ -42,7 +42,7 @@ case $pod6 in fd00:42:*) ;; *) fail "the second address of a pod is '$pod6'" ;; 
 get() { k exec -n dual "$1" -- timeout 5 wget -qO- "http://$2"; }
 refused() { ! get "$@"; }
 
-# httpd of busybox listens on both families.
+# busybox httpd listens on both IP families.
 eventually 60 get friend "[$pod6]:8080"
 eventually 60 get friend "[$ip6]"
 get friend "$ip4"

@@ -1,5 +1,5 @@
-# A host with a VPN interface that takes the default route, and with several addresses: the node keeps its address over a
-# restart, node ports answer at every address, and pods reach Services and the API server.
+# A host with several addresses and a VPN interface that takes over the default route: the node address does not change on
+# a restart, node ports respond on every address, and pods reach Services and the API server.
 cleanup() {
     k delete ns addresses --wait=false >/dev/null 2>&1 || true
     guest 'ip route del 0.0.0.0/1 dev wg0; ip route del 128.0.0.0/1 dev wg0; ip link del wg0; ip link del second0
@@ -24,7 +24,8 @@ works() {
         k exec -n addresses client -- sh -c 'timeout 5 nc $KUBERNETES_SERVICE_HOST 443 </dev/null'
 }
 eventually 60 get "$ip"
-# The routes that wg-quick and OpenVPN make: two halves that win over the default route, with the VPN's address as source.
+# The routes that wg-quick and OpenVPN create: two halves that are more specific than the default route, with the VPN's
+# address as source.
 guest 'ip link add wg0 type wireguard && ip addr add 10.99.0.1/24 dev wg0 && ip link set wg0 up
     ip link add second0 type dummy && ip addr add 10.98.0.1/24 dev second0 && ip link set second0 up
     gateway=$(ip -4 route show default | sed "s/.* via \([^ ]*\).*/\1/")

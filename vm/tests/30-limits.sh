@@ -1,4 +1,4 @@
-# Limits as the kernel keeps them on cgroup v2.
+# CPU and memory limits are enforced with cgroup v2.
 k create ns limits
 k apply -n limits -f - <<EOF
 apiVersion: v1

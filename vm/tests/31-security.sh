@@ -1,4 +1,4 @@
-# Privileged, user namespaces, a read-only root, seccomp and AppArmor profiles.
+# Privileged containers, user namespaces, read-only root file systems, seccomp and AppArmor profiles.
 k create ns security
 guest 'printf "abi <abi/3.0>,\nprofile skiff-test-deny-write flags=(attach_disconnected) {\n  file,\n  network,\n  capability,\n  deny /tmp/** w,\n}\n" | apparmor_parser -r'
 manifest() { # NAME POD-FIELDS CONTAINER-FIELDS
@@ -42,7 +42,7 @@ expect 2 inside seccomp awk '/^Seccomp:/ {print $2}' /proc/self/status
 denied apparmor touch /tmp/file
 inside apparmor touch /root/file
 inside apparmor cat /proc/self/attr/current | grep -q skiff-test-deny-write
-# Without a word about it, the runtime's default profile.
+# Without appArmorProfile the container has the runtime's default profile.
 inside readonly cat /proc/self/attr/current
 k delete ns security --wait=false
 guest apparmor_parser -R /dev/stdin <<<'profile skiff-test-deny-write {}' || true

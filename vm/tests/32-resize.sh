@@ -1,4 +1,4 @@
-# Resize in place: up, and down again, as the cgroups show it.
+# In-place resize, up and down, as shown by the cgroup.
 k create ns resize
 k apply -n resize -f - <<EOF
 apiVersion: v1

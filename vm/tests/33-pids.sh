@@ -1,4 +1,4 @@
-# podPidsLimit holds a pod as the kernel counts it; the setting comes from a configuration file.
+# podPidsLimit, set in a configuration file, is enforced by the pod's cgroup.
 cleanup() {
     guest 'rm -rf /etc/systemd/system/skiff.service.d /root/skiff.yaml && systemctl daemon-reload && systemctl restart skiff'
     eventually 120 node_is_ready
@@ -15,6 +15,6 @@ k wait -n pids pod/forks --for condition=Ready --timeout 120s || true
 uid=$(k get pod/forks -n pids -o 'jsonpath={.metadata.uid}')
 of_pod() { guest "cat /sys/fs/cgroup/skiff/node-*/*/pod$uid/$1"; }
 expect 40 of_pod pids.max
-# The kernel counts a fork that is refused in the group of the process that forks, which is the container's.
+# The kernel counts a rejected fork in the cgroup of the forking process, which is the container's.
 refused() { guest "cat /sys/fs/cgroup/skiff/node-*/*/pod$uid/*/pids.events" | awk '/^max/ {refused += $2} END {exit refused == 0}'; }
 eventually 60 refused

@@ -1,5 +1,5 @@
-# Beside Docker, installed while skiff runs: its FORWARD policy of DROP does not keep pods from each other, before and after
-# both of them start again.
+# With Docker, installed while skiff runs: its FORWARD policy DROP does not block traffic between pods, before and after a
+# restart of both.
 install() { GUEST_TIMEOUT=600 guest "export DEBIAN_FRONTEND=noninteractive; (apt-get update && apt-get install -y --no-install-recommends -o Dpkg::Options::=--force-unsafe-io $*) >/root/apt.log 2>&1"; }
 cleanup() {
     k delete ns docker --wait=false >/dev/null 2>&1 || true
@@ -18,7 +18,7 @@ pod_ip=$(k get -n docker pod -l app=web -o 'jsonpath={.items[0].status.podIP}')
 eventually 60 get "$ip"
 
 install docker.io || { guest tail -3 /root/apt.log; echo "skipped: docker.io cannot be installed"; exit 0; }
-# Docker sets the policy only where it enables forwarding itself, as it does when it is installed before skiff.
+# Docker sets the policy only if it enables forwarding itself, as it does when it is installed before skiff.
 guest 'systemctl stop docker docker.socket; sysctl -qw net.ipv4.ip_forward=0; systemctl start docker'
 dropping() { guest iptables -S FORWARD | grep -q -- '-P FORWARD DROP'; }
 eventually 60 dropping
@@ -27,7 +27,7 @@ works() {
         k exec -n docker client -- timeout 5 nslookup kubernetes.default.svc.cluster.local >/dev/null
 }
 eventually 30 works
-# Docker and iptables still read their tables.
+# Docker and iptables can still read their tables.
 guest iptables-save >/dev/null
 guest skiff check | grep -F 'host firewall' | grep -q '^ok' || fail "$(guest skiff check | grep -A1 'host firewall')"
 guest systemctl restart docker

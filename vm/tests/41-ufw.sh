@@ -1,5 +1,5 @@
-# Beside ufw, installed and enabled while skiff runs: its INPUT policy of DROP keeps pods neither from names nor from the
-# kubernetes Service, and is as closed to others as before. A reload changes nothing.
+# With ufw, installed and enabled while skiff runs: its INPUT policy DROP blocks pods neither from DNS nor from the
+# kubernetes Service, and still blocks everything else. The same after a reload.
 install() { GUEST_TIMEOUT=600 guest "export DEBIAN_FRONTEND=noninteractive; (apt-get update && apt-get install -y --no-install-recommends -o Dpkg::Options::=--force-unsafe-io $*) >/root/apt.log 2>&1"; }
 cleanup() {
     k delete ns ufw --wait=false >/dev/null 2>&1 || true
@@ -18,7 +18,7 @@ api=$(k get svc kubernetes -o 'jsonpath={.spec.clusterIP}')
 node=$(k get nodes -o 'jsonpath={.items[0].status.addresses[?(@.type=="InternalIP")].address}')
 
 install ufw || { guest tail -3 /root/apt.log; echo "skipped: ufw cannot be installed"; exit 0; }
-# The way into this guest, and to its API server from outside, is its administrator's to open.
+# Access to ssh and to the API server from outside is opened by the administrator.
 guest 'ufw allow 22/tcp && ufw allow 6443/tcp && ufw --force enable'
 dropping() { guest iptables -S | grep -q -- '-P INPUT DROP'; }
 eventually 30 dropping
@@ -27,7 +27,7 @@ works() {
         in_client nc -w 5 "$api" 443 </dev/null && in_client nc -w 5 "$node" 10250 </dev/null
 }
 eventually 60 works
-# Others stay out: nothing but what the administrator has opened is accepted for them.
+# Other sources remain blocked: the ACCEPT rules of skiff match only the pod CIDR or a mark.
 others=$(guest 'iptables -S SKIFF-INPUT; iptables -S SKIFF-FORWARD')
 ! echo "$others" | grep -E -- '-j ACCEPT' | grep -vE -- '-[sd] 10\.42\.0\.0/16|--mark' || fail "too much is accepted: $others"
 guest skiff check | grep -F 'host firewall' | grep -q '^ok' || fail "$(guest skiff check | grep -A1 'host firewall')"

@@ -1,4 +1,4 @@
-# Beside firewalld, installed while skiff runs, reloaded, and there before skiff starts.
+# With firewalld, installed while skiff runs, reloaded and restarted, and active before skiff starts.
 install() { GUEST_TIMEOUT=600 guest "export DEBIAN_FRONTEND=noninteractive; (apt-get update && apt-get install -y --no-install-recommends -o Dpkg::Options::=--force-unsafe-io $*) >/root/apt.log 2>&1"; }
 cleanup() {
     k delete ns firewalld --wait=false >/dev/null 2>&1 || true
@@ -18,7 +18,7 @@ node=$(k get nodes -o 'jsonpath={.items[0].status.addresses[?(@.type=="InternalI
 install firewalld nftables python3-nftables || { guest tail -3 /root/apt.log; echo "skipped: firewalld cannot be installed"; exit 0; }
 rejecting() { guest nft list chain inet firewalld filter_INPUT | grep -q reject; }
 eventually 90 rejecting
-# The way to the API server from outside is the administrator's to open.
+# Access to the API server from outside is opened by the administrator.
 guest 'firewall-cmd -q --permanent --add-port=6443/tcp && firewall-cmd -q --reload'
 eventually 60 rejecting
 works() {

@@ -1,4 +1,5 @@
-# Pods outlive a restart of the service, which leaves nothing in its cgroup; `skiff stop` ends them and keeps their data.
+# Pods survive a restart of the service, and its cgroup contains no left-over processes; `skiff stop` terminates the pods and
+# keeps their data.
 k create ns restart
 web front 2 restart
 k rollout status -n restart deployment/front --timeout 180s

@@ -1,4 +1,4 @@
-# An orderly reboot ends pods within their grace periods, does not wait for them afterwards, and starts them again.
+# A clean reboot terminates pods within their grace periods, does not wait longer, and starts them again after the boot.
 k create ns reboot
 k apply -n reboot -f - <<EOF
 apiVersion: v1
@@ -32,7 +32,7 @@ expect ended guest cat /root/reboot-test/log
 k wait -n reboot pod --all --for condition=Ready --timeout 240s
 expect "$before" uids
 expect 1 k get pod -n reboot deaf -o 'jsonpath={.status.containerStatuses[0].restartCount}'
-# Of earlier runs only the last is kept: at most one more record for each pod.
+# Of earlier runs of a pod only the last record is kept, so there are at most two records per pod.
 records() { guest 'ls /var/lib/skiff/agent/runtime/pods | wc -l'; }
 all=$(k get pods -A --no-headers | wc -l)
 few() { echo "$(records) records for $all pods"; [ "$(records)" -le $((2 * all)) ]; }

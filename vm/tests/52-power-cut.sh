@@ -1,4 +1,4 @@
-# After a power cut every write that was answered is there, the pods run again, and nothing is left of those that were deleted.
+# After a power cut every acknowledged write is present, the pods run again, and no record of a deleted pod is left.
 k create ns cut
 web front 2 cut
 k rollout status -n cut deployment/front --timeout 180s
