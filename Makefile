@@ -14,8 +14,8 @@ build:
 		cargo build --release --package skiff
 
 # Runs in CI: formatting, lints, `cargo xtask tidy`, and all tests.
+# Without a build before it: that would compile every crate once more, with other features.
 test: packages lint
-	cargo build --workspace
 	@if cargo nextest --version >/dev/null 2>&1; then \
 		echo cargo nextest run --workspace --no-fail-fast; cargo nextest run --workspace --no-fail-fast; \
 	else \

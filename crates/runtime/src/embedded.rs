@@ -103,6 +103,13 @@ struct Inner {
     needs_collection: AtomicBool,
 }
 
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Ends the task of `watch_networks`, which otherwise waits for the next deletion.
+        self.networks.notify_one();
+    }
+}
+
 impl Embedded {
     /// Opens the runtime: recovers the pods of an earlier run and removes the remains of pods that no
     /// longer exist.

@@ -126,11 +126,44 @@ pub fn kill_all(socket: &Path) {
     let all = ProcessInfo::all();
     let mut to_kill: Vec<&ProcessInfo> = all.iter().filter(|process| process.is_shim_of(socket)).collect();
     let mut next = 0;
+    let shim_count = to_kill.len();
     while let Some(process) = to_kill.get(next) {
         let pid = process.instance.pid.as_raw_nonzero().get();
-        process.kill();
         to_kill.extend(all.iter().filter(|child| child.parent == pid));
         next += 1;
+    }
+    let (shims, containers) = to_kill.split_at(shim_count);
+    delete_links(shims, containers);
+    to_kill.iter().for_each(|process| process.kill());
+}
+
+/// Deletes the links in the network namespaces of containers, and with them their peers on the node.
+/// The kernel deletes them only some time after the last process has exited.
+fn delete_links(shims: &[&ProcessInfo], containers: &[&ProcessInfo]) {
+    let open = |process: &&ProcessInfo| {
+        let path = format!("/proc/{}/ns/net", process.instance.pid.as_raw_nonzero());
+        let netns = std::fs::File::open(path).ok()?;
+        let inode = netns.metadata().ok()?.st_ino();
+        Some((inode, netns))
+    };
+    // Shims and pods with `hostNetwork` are in the network namespace of the node.
+    let mut done: BTreeSet<u64> = shims.iter().filter_map(open).map(|(inode, _)| inode).collect();
+    done.extend(std::fs::metadata("/proc/thread-self/ns/net").map(|own| own.st_ino()));
+    for (inode, netns) in containers.iter().filter_map(open) {
+        if !done.insert(inode) {
+            continue;
+        }
+        let delete = move || -> io::Result<()> {
+            let kind = Some(LinkNameSpaceType::Network);
+            rustix::thread::move_into_link_name_space(netns.as_fd(), kind)?;
+            let mut netlink = sys::netlink::Netlink::open()?;
+            for link in netlink.links()?.iter().filter(|link| link.name != "lo") {
+                netlink.delete_link(&link.name)?;
+            }
+            Ok(())
+        };
+        // What cannot be deleted here goes with the namespace.
+        std::thread::scope(|scope| drop(scope.spawn(delete).join()));
     }
 }
 
@@ -249,6 +282,36 @@ mod tests {
         check("containerd-shim-kata-v2 -namespace k8s.io -id 1 -address /run/a.sock", false);
         check("grep containerd-shim-runc-v2 -namespace k8s.io -address /run/a.sock", false);
         check("containerd-shim-runc-v2 -namespace k8s.io -address", false);
+    }
+
+    /// A shell that has a shim's name and arguments, with a child in a network namespace.
+    #[test]
+    fn killed_containers_leave_no_links() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("skipped: needs root");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let (shim, socket) = (dir.path().join(SHIM_NAMES[0]), dir.path().join("containerd.sock"));
+        std::fs::copy("/bin/sh", &shim).unwrap();
+        let run = move || {
+            sys::process::unshare(UnshareFlags::NEWNET).unwrap();
+            let script = "unshare --net sh -c 'echo $$; exec sleep 1000' & wait";
+            let mut command = std::process::Command::new(&shim);
+            command.args(["-c", script, "-namespace", KUBERNETES_NAMESPACE, "-address"]).arg(&socket);
+            let mut child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+            let mut pid = String::new();
+            let mut stdout = io::BufReader::new(child.stdout.take().unwrap());
+            io::BufRead::read_line(&mut stdout, &mut pid).unwrap();
+            let peer = ["type", "veth", "peer", "name", "eth0", "netns", pid.trim()];
+            let mut ip = std::process::Command::new("ip");
+            assert!(ip.args(["link", "add", "on-node"]).args(peer).status().unwrap().success());
+            let mut netlink = sys::netlink::Netlink::open().unwrap();
+            kill_all(&socket);
+            let names: Vec<String> = netlink.links().unwrap().into_iter().map(|link| link.name).collect();
+            assert_eq!(names, ["lo"]);
+            child.wait().unwrap();
+        };
+        std::thread::spawn(run).join().unwrap();
     }
 
     #[test]
