@@ -16,6 +16,7 @@ build:
 # Runs in CI: formatting, lints, `cargo xtask tidy`, and all tests.
 # Without a build before it: that would compile every crate once more, with other features.
 test: packages lint
+	@echo cargo test --doc --workspace; cargo test --quiet --doc --workspace >/dev/null
 	@if cargo nextest --version >/dev/null 2>&1; then \
 		echo cargo nextest run --workspace --no-fail-fast; cargo nextest run --workspace --no-fail-fast; \
 	else \
@@ -26,6 +27,7 @@ lint:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo xtask tidy
+	RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps --document-private-items
 	@if cargo deny --version >/dev/null 2>&1; then echo cargo deny check; cargo deny check bans licenses sources; \
 	else echo cargo xtask deny; cargo xtask deny; fi
 
