@@ -49,7 +49,8 @@ const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 const TEMPORARY_STATUS_DELAY: Duration = Duration::from_millis(100);
 /// Delay before volumes that could not be refreshed are tried again.
 const VOLUME_REFRESH_RETRY: SignedDuration = SignedDuration::from_secs(10);
-/// How often that is retried before it is reported as an error.
+/// How often a sandbox is retried whose name the runtime still reserves, before that is reported as an
+/// error.
 const MAX_SANDBOX_NAME_RETRIES: u32 = 30;
 
 /// Syncs one pod.
@@ -57,7 +58,8 @@ pub async fn reconcile(node: &Arc<Node>, key: &Key) -> Result<ReconcileAction, E
     let Some(pod) = node.pod(key) else {
         return Ok(ReconcileAction::Forget);
     };
-    // What pods from the API reference is not cached before. All pods are enqueued once it is.
+    // Before the caches are filled, the objects that pods from the API reference are missing. All pods
+    // are enqueued once they are filled.
     if !is_static(&pod) && !*node.is_filled.borrow() {
         return Ok(ReconcileAction::AwaitChange);
     }

@@ -187,8 +187,7 @@ pub async fn set_up(
         object.as_ref().is_some_and(|object| object.spec.requires_republish == Some(true));
     let republish_at = |pause| if requires_republish { now.checked_add(pause).ok() } else { None };
     // `before` is set if this process has published the volume already. It is published again only
-    // when the
-    // // driver requires that and the time has come.
+    // when the driver requires that and the time has come.
     if let Some(before) = before {
         if !requires_republish || before.is_some_and(|republish_at| now < republish_at) {
             drivers.republish_times.lock().insert(key, before.filter(|_| requires_republish));

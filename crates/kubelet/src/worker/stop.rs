@@ -95,7 +95,7 @@ fn grace_period(
         worker_state.termination_reason.as_ref().is_some_and(|(reason, _)| reason == crate::EVICTED_REASON);
     let grace = match stop_reason {
         // The shorter of both applies. An evicted pod has a second, because the node needs its
-        // resources.
+        // resources at once, unless a soft threshold has set another grace period.
         StopReason::PodTerminating => {
             let of_node = worker_state.grace_period_override.or(evicted.then_some(1));
             let of_deletion = pod.metadata.deletion_grace_period_seconds;

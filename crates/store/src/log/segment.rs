@@ -43,7 +43,8 @@ pub struct FileHeader {
     pub salt: u32,
     /// The number of a segment. In a snapshot, the number of the first segment after it.
     pub sequence: u64,
-    /// The current revision before the first record of a segment, or of a snapshot.
+    /// The current revision before the first record of a segment. In a snapshot, the revision of the
+    /// snapshot.
     pub base_revision: u64,
     /// The end of the previous segment (0: none) and the CRC of its last record.
     pub prev_end: u64,
