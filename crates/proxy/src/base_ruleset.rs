@@ -85,7 +85,7 @@ pub fn masquerade_outgoing(pods: &[IpNet]) -> Fragment {
         }
     }
     let base = BaseChain { chain_type: ChainType::Nat, hook: Hook::Postrouting, priority: SNAT_PRIORITY + 1 };
-    fragment.base_chain(&"nat-way-out".into(), base, rules);
+    fragment.base_chain(&"nat-outgoing".into(), base, rules);
     fragment
 }
 

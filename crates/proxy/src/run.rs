@@ -320,7 +320,7 @@ impl KernelTable {
         let mut rules = Ruleset::default();
         rules.put(&"".into(), base_rules(&config.pods, &config.services));
         if config.masquerade_outgoing {
-            rules.put(&"way-out".into(), masquerade_outgoing(&config.pods));
+            rules.put(&"outgoing".into(), masquerade_outgoing(&config.pods));
         }
         if config.policies {
             rules.put(&"policies".into(), policy::plan::base_rules());

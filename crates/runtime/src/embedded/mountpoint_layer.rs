@@ -15,7 +15,9 @@ const TOKEN_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// The layers by their names in the runtime's data directory, and whether each has the mount point of
 /// the token.
-const LAYERS: [(&str, bool); 2] = [("places", false), ("places-with-token", true)];
+/// Earlier versions called them `places` and `places-with-token`. These stay, because containers that were
+/// created by such a version refer to them.
+const LAYERS: [(&str, bool); 2] = [("mountpoints", false), ("mountpoints-with-token", true)];
 const DIRECTORIES: [&str; 5] = ["", "dev", "etc", "proc", "sys"];
 const FILES: [&str; 3] = ["etc/hostname", "etc/hosts", "etc/resolv.conf"];
 
@@ -53,8 +55,8 @@ mod tests {
     #[test]
     fn creates_world_readable_directories() {
         let dir = tempfile::tempdir().unwrap();
-        fs::create_dir_all(dir.path().join("places/etc")).unwrap();
-        fs::set_permissions(dir.path().join("places/etc"), Permissions::from_mode(0o700)).unwrap();
+        fs::create_dir_all(dir.path().join("mountpoints/etc")).unwrap();
+        fs::set_permissions(dir.path().join("mountpoints/etc"), Permissions::from_mode(0o700)).unwrap();
         for _ in 0..2 {
             create(dir.path()).unwrap();
             let mode = |name: &str| {
@@ -75,8 +77,16 @@ mod tests {
     }
 
     #[test]
+    fn layers_of_earlier_versions_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("places/dev")).unwrap();
+        create(dir.path()).unwrap();
+        assert!(dir.path().join("places/dev").is_dir());
+    }
+
+    #[test]
     fn select_the_layer_by_token_mount() {
-        assert_eq!(layer_name([TOKEN_DIR, "/etc/hosts"].into_iter()), "../../places-with-token");
-        assert_eq!(layer_name(["/var/run", "/etc/hosts"].into_iter()), "../../places");
+        assert_eq!(layer_name([TOKEN_DIR, "/etc/hosts"].into_iter()), "../../mountpoints-with-token");
+        assert_eq!(layer_name(["/var/run", "/etc/hosts"].into_iter()), "../../mountpoints");
     }
 }

@@ -18,7 +18,9 @@ pub const NODE_LINK: &str = "eth0";
 const BRIDGE: &str = "skiff-dev";
 const IP_FORWARD_SYSCTL: &str = "/proc/sys/net/ipv4/ip_forward";
 /// Marker file: IP forwarding was disabled on this host before.
-const FORWARDING_DISABLED_MARKER: &str = "forwarding-was-off";
+const FORWARDING_DISABLED_MARKER: &str = "ip-forward-disabled";
+/// The name of the marker file in earlier versions, whose clusters can be removed as well.
+const OLD_FORWARDING_DISABLED_MARKER: &str = "forwarding-was-off";
 /// Prefix of the names of the veth ends on the host.
 const HOST_LINK_PREFIX: &str = "skd";
 const MTU: u32 = 1500;
@@ -69,7 +71,7 @@ impl DevNetwork {
         }
         let network: nft::IpNet = range.to_string().parse().context("the node network")?;
         let mut rules = nft::Ruleset::default();
-        rules.put(&"way-out".into(), proxy::base_ruleset::masquerade_outgoing(&[network]));
+        rules.put(&"outgoing".into(), proxy::base_ruleset::masquerade_outgoing(&[network]));
         proxy::NetlinkFirewall::of(BRIDGE).apply(&rules.full_batch()).context("cannot create rules")
     }
 
@@ -115,7 +117,7 @@ impl DevNetwork {
         proxy::NetlinkFirewall::of(BRIDGE)
             .apply(&nft::Batch::delete_table())
             .context("cannot remove rules")?;
-        if self.dir.join(FORWARDING_DISABLED_MARKER).exists() {
+        if forwarding_was_disabled(&self.dir) {
             std::fs::write(IP_FORWARD_SYSCTL, "0")
                 .with_context(|| format!("cannot write {IP_FORWARD_SYSCTL}"))?;
         }
@@ -128,5 +130,23 @@ impl DevNetwork {
             }
         }
         Ok(())
+    }
+}
+
+/// Whether the cluster in this directory has enabled IP forwarding on the host.
+fn forwarding_was_disabled(dir: &Path) -> bool {
+    [FORWARDING_DISABLED_MARKER, OLD_FORWARDING_DISABLED_MARKER].iter().any(|name| dir.join(name).exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_the_marker_of_earlier_versions() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!forwarding_was_disabled(dir.path()));
+        std::fs::write(dir.path().join("forwarding-was-off"), "").unwrap();
+        assert!(forwarding_was_disabled(dir.path()));
     }
 }
