@@ -12,7 +12,7 @@ use crate::json::JsonExt;
 use crate::meta::{self, SelectorOptions};
 
 /// Validates that exactly one of resource and non-resource attributes is set.
-fn attributes(spec: &Value, errors: &mut ErrorList) {
+fn validate_attributes(spec: &Value, errors: &mut ErrorList) {
     let path = Path::new("spec");
     match (spec.has("resourceAttributes"), spec.has("nonResourceAttributes")) {
         (true, true) => errors.invalid(
@@ -35,13 +35,13 @@ fn internal_format(attributes: &Value) -> Value {
 }
 
 /// Validates that a user or group is given.
-fn subject(spec: &Value, errors: &mut ErrorList) {
+fn validate_subject(spec: &Value, errors: &mut ErrorList) {
     if spec.text("user").is_empty() && spec.items("groups").is_empty() {
         errors.invalid(&Path::new("spec.user"), "", "at least one of user or group must be specified");
     }
 }
 
-fn selectors(spec: &Value, errors: &mut ErrorList) {
+fn validate_selectors(spec: &Value, errors: &mut ErrorList) {
     for field in ["fieldSelector", "labelSelector"] {
         let selector = spec.at("resourceAttributes").at(field);
         if selector.is_null() {

@@ -97,13 +97,15 @@ impl CellSource {
     fn evaluate(&self, obj: &Value, now: Timestamp) -> Value {
         match self {
             CellSource::Text(path) => obj.path(path).as_str().unwrap_or("").into(),
-            CellSource::TextOr(path, words) => match obj.path(path) {
+            CellSource::TextOr(path, default_text) => match obj.path(path) {
                 Value::String(text) if !text.is_empty() => text.as_str().into(),
                 Value::Number(number) => number.to_string().into(),
-                _ => (*words).into(),
+                _ => (*default_text).into(),
             },
             CellSource::Int(path) => obj.path(path).as_i64().unwrap_or(0).into(),
-            CellSource::IntOr(path, words) => obj.path(path).as_i64().map_or((*words).into(), Value::from),
+            CellSource::IntOr(path, default_text) => {
+                obj.path(path).as_i64().map_or((*default_text).into(), Value::from)
+            }
             CellSource::Flag(path) => obj.path(path).as_bool().unwrap_or(false).into(),
             CellSource::FlagOrTrue(path) => obj.path(path).as_bool().unwrap_or(true).into(),
             CellSource::Count(path) => match obj.path(path) {

@@ -18,8 +18,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 pub use definition::{Conversion, CrdNames, Definition, Version};
 pub use names_accepted::{
-    CLEANUP_FINALIZER, TERMINATING_CONDITION, UsedNames, accept_names, is_true, new_condition, set_condition,
-    terminating_condition,
+    CLEANUP_FINALIZER, TERMINATING_CONDITION, UsedNames, accept_names, is_condition_true, new_condition,
+    set_condition, terminating_condition,
 };
 pub use printer_columns::CustomColumn;
 pub use scale::ScalePaths;
@@ -42,7 +42,7 @@ impl CrdHandle {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub fn set(&self, definition: Arc<Definition>) {
+    pub fn set_definition(&self, definition: Arc<Definition>) {
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = definition;
     }
 

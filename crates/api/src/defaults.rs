@@ -89,7 +89,7 @@ impl Defaulter {
     fn new(table: &Table) -> Defaulter {
         let rows: HashMap<String, &TypeDefaults> =
             TYPE_DEFAULTS.iter().copied().flatten().map(|row| (full_name(row.ty), row)).collect();
-        let mut index = Defaulter { steps: HashMap::new(), filter: TypeFilter::default() };
+        let mut defaulter = Defaulter { steps: HashMap::new(), filter: TypeFilter::default() };
         let mut names = Vec::new();
         for (id, ty) in table.types() {
             let rules = rows.get(&*ty.name).map_or(&[][..], |row| row.rules);
@@ -97,11 +97,11 @@ impl Defaulter {
             let steps: Vec<DefaultStep> = own.chain(openapi_defaults(ty)).chain(round_steps(ty)).collect();
             if !steps.is_empty() {
                 names.push(&*ty.name);
-                index.steps.insert(id, steps);
+                defaulter.steps.insert(id, steps);
             }
         }
-        index.filter = TypeFilter::new(table, names);
-        index
+        defaulter.filter = TypeFilter::new(table, names);
+        defaulter
     }
 
     fn apply(&self, table: &Table, ty: TypeId, object: &mut Value) {

@@ -226,10 +226,10 @@ impl ErrorList {
     }
 
     /// Reports each message of a name check (see `names`) as an error.
-    pub fn invalid_each(&mut self, path: &Path, value: impl Into<Value>, words: Vec<String>) {
-        if !words.is_empty() {
+    pub fn invalid_each(&mut self, path: &Path, value: impl Into<Value>, messages: Vec<String>) {
+        if !messages.is_empty() {
             let value = value.into();
-            words.iter().for_each(|word| self.invalid(path, value.clone(), word));
+            messages.iter().for_each(|word| self.invalid(path, value.clone(), word));
         }
     }
 

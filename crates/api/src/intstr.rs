@@ -58,7 +58,7 @@ impl<'a> IntOrString<'a> {
 }
 
 /// Validates a number of at least 0, or a percentage.
-pub fn non_negative(value: &Value, path: &Path, errors: &mut ErrorList) {
+pub fn validate_non_negative_or_percent(value: &Value, path: &Path, errors: &mut ErrorList) {
     match value {
         Value::String(text) => errors.invalid_each(path, text.as_str(), names::percent(text)),
         _ => meta::validate_non_negative(value, path, errors),
@@ -66,7 +66,7 @@ pub fn non_negative(value: &Value, path: &Path, errors: &mut ErrorList) {
 }
 
 /// Validates that a percentage is at most `100%`. Numbers are not restricted.
-pub fn at_most_100_percent(value: &Value, path: &Path, errors: &mut ErrorList) {
+pub fn validate_max_100_percent(value: &Value, path: &Path, errors: &mut ErrorList) {
     let percent = IntOrString::from_value(value).and_then(IntOrString::percent);
     if percent.is_some_and(|percent| percent > 100) {
         errors.invalid(path, value.clone(), "must not be greater than 100%");

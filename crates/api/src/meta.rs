@@ -217,10 +217,10 @@ pub fn validate_owner_references(references: &Value, path: &Path, errors: &mut E
                 Some(_) if reported == MAX_REPORTED_CONTROLLERS => {}
                 Some(first) => {
                     reported += 1;
-                    let words = format!(
+                    let detail = format!(
                         "Only one reference can have Controller set to true. Found \"true\" in references for {first} and {this}"
                     );
-                    errors.invalid(path, references.clone(), &words);
+                    errors.invalid(path, references.clone(), &detail);
                 }
                 None => controller = Some(this),
             }
@@ -309,8 +309,8 @@ pub fn validate_field_manager(manager: &str, path: &Path, errors: &mut ErrorList
         return errors.too_long(path, MAX_FIELD_MANAGER_BYTES);
     }
     for (i, c) in manager.char_indices().filter(|(_, c)| !is_printable(*c)) {
-        let words = format!("invalid character U+{:04X} (at position {i})", u32::from(c));
-        errors.invalid(path, manager, &words);
+        let detail = format!("invalid character U+{:04X} (at position {i})", u32::from(c));
+        errors.invalid(path, manager, &detail);
     }
 }
 

@@ -15,9 +15,9 @@ const KEY_MESSAGE: &str = "must consist of alphanumeric characters, '-', '_' or 
 const KEY_EXAMPLES: &[&str] = &["MyName", "my.name", "123-abc"];
 
 pub fn dns1123_label(value: &str) -> Vec<String> {
-    let mut wrong = too_long(value, 63);
+    let mut messages = too_long(value, 63);
     if !is_label(value) {
-        wrong.push(if is_subdomain(value) {
+        messages.push(if is_subdomain(value) {
             "must not contain dots".to_owned()
         } else {
             regex_message(
@@ -27,144 +27,146 @@ pub fn dns1123_label(value: &str) -> Vec<String> {
             )
         });
     }
-    wrong
+    messages
 }
 
 pub fn dns1123_subdomain(value: &str) -> Vec<String> {
-    let mut wrong = too_long(value, MAX_SUBDOMAIN_BYTES);
+    let mut messages = too_long(value, MAX_SUBDOMAIN_BYTES);
     if !is_subdomain(value) {
-        wrong.push(regex_message(
+        messages.push(regex_message(
             "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character",
             SUBDOMAIN_REGEX,
             &["example.com"],
         ));
     }
-    wrong
+    messages
 }
 
 /// Like a subdomain, but labels may contain `_`, also as the first character (DNS search paths).
 pub fn dns1123_subdomain_with_underscore(value: &str) -> Vec<String> {
     let label = |label: &str| {
         let rest = label.strip_prefix('_').unwrap_or(label);
-        spans(
+        has_valid_bytes(
             rest,
             is_lower_letter_or_digit,
             |b| is_lower_letter_or_digit(b) || b == b'-' || b == b'_',
             is_lower_letter_or_digit,
         )
     };
-    let mut wrong = too_long(value, MAX_SUBDOMAIN_BYTES);
+    let mut messages = too_long(value, MAX_SUBDOMAIN_BYTES);
     if !value.split('.').all(label) {
-        wrong.push(regex_message(
+        messages.push(regex_message(
             "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '_', '-' or '.', and must start and end with an alphanumeric character",
             r"_?[a-z0-9]([-_a-z0-9]*[a-z0-9])?(\._?[a-z0-9]([-_a-z0-9]*[a-z0-9])?)*",
             &["example.com"],
         ));
     }
-    wrong
+    messages
 }
 
 pub fn dns1035_label(value: &str) -> Vec<String> {
-    let mut wrong = too_long(value, 63);
-    if !spans(value, |b| b.is_ascii_lowercase(), is_label_byte, is_lower_letter_or_digit) {
-        wrong.push(regex_message(
+    let mut messages = too_long(value, 63);
+    if !has_valid_bytes(value, |b| b.is_ascii_lowercase(), is_label_byte, is_lower_letter_or_digit) {
+        messages.push(regex_message(
             "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and end with an alphanumeric character",
             "[a-z]([-a-z0-9]*[a-z0-9])?",
             &["my-name", "abc-123"],
         ));
     }
-    wrong
+    messages
 }
 
 /// Such as `*.example.com`.
 pub fn wildcard_dns1123_subdomain(value: &str) -> Vec<String> {
-    let mut wrong = too_long(value, MAX_SUBDOMAIN_BYTES);
+    let mut messages = too_long(value, MAX_SUBDOMAIN_BYTES);
     if !value.strip_prefix("*.").is_some_and(is_subdomain) {
-        wrong.push(regex_message(
+        messages.push(regex_message(
             "a wildcard DNS-1123 subdomain must start with '*.', followed by a valid DNS subdomain, which must consist of lower case alphanumeric characters, '-' or '.' and end with an alphanumeric character",
             &format!(r"\*\.{SUBDOMAIN_REGEX}"),
             &["*.example.com"],
         ));
     }
-    wrong
+    messages
 }
 
 /// The key of a label or annotation, a finalizer or resource name: `name` or `prefix/name`.
 pub fn qualified_name(value: &str) -> Vec<String> {
-    let mut wrong = Vec::new();
+    let mut messages = Vec::new();
     let name = match *value.split('/').collect::<Vec<_>>() {
         [name] => name,
         [prefix, name] => {
             if prefix.is_empty() {
-                wrong.push("prefix part must be non-empty".to_owned());
+                messages.push("prefix part must be non-empty".to_owned());
             } else {
-                wrong.extend(dns1123_subdomain(prefix).into_iter().map(|why| format!("prefix part {why}")));
+                messages.extend(
+                    dns1123_subdomain(prefix).into_iter().map(|reason| format!("prefix part {reason}")),
+                );
             }
             name
         }
         _ => {
-            let words = regex_message(KEY_MESSAGE, KEY_REGEX, KEY_EXAMPLES);
+            let message = regex_message(KEY_MESSAGE, KEY_REGEX, KEY_EXAMPLES);
             return vec![format!(
-                "a valid label key {words} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
+                "a valid label key {message} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"
             )];
         }
     };
     if name.is_empty() {
-        wrong.push("name part must be non-empty".to_owned());
+        messages.push("name part must be non-empty".to_owned());
     } else {
-        wrong.extend(too_long(name, 63).into_iter().map(|why| format!("name part {why}")));
+        messages.extend(too_long(name, 63).into_iter().map(|reason| format!("name part {reason}")));
     }
     if !is_key_name(name) {
-        wrong.push(format!("name part {}", regex_message(KEY_MESSAGE, KEY_REGEX, KEY_EXAMPLES)));
+        messages.push(format!("name part {}", regex_message(KEY_MESSAGE, KEY_REGEX, KEY_EXAMPLES)));
     }
-    wrong
+    messages
 }
 
 pub fn label_value(value: &str) -> Vec<String> {
-    let mut wrong = too_long(value, 63);
+    let mut messages = too_long(value, 63);
     if !value.is_empty() && !is_key_name(value) {
-        wrong.push(regex_message(
+        messages.push(regex_message(
             &format!("a valid label must be an empty string or {}", &KEY_MESSAGE["must ".len()..]),
             &format!("({KEY_REGEX})?"),
             &["MyValue", "my_value", "12345"],
         ));
     }
-    wrong
+    messages
 }
 
 /// A key of a ConfigMap or Secret.
 pub fn config_map_key(value: &str) -> Vec<String> {
-    let mut wrong = too_long(value, MAX_SUBDOMAIN_BYTES);
+    let mut messages = too_long(value, MAX_SUBDOMAIN_BYTES);
     if !non_empty_and_all(value, |b| b.is_ascii_alphanumeric() || b"-._".contains(&b)) {
-        wrong.push(regex_message(
+        messages.push(regex_message(
             "a valid config key must consist of alphanumeric characters, '-', '_' or '.'",
             "[-._a-zA-Z0-9]+",
             &["key.name", "KEY_NAME", "key-name"],
         ));
     }
     match value {
-        "." | ".." => wrong.push(format!("must not be '{value}'")),
-        _ if value.starts_with("..") => wrong.push("must not start with '..'".to_owned()),
+        "." | ".." => messages.push(format!("must not be '{value}'")),
+        _ if value.starts_with("..") => messages.push("must not start with '..'".to_owned()),
         _ => {}
     }
-    wrong
+    messages
 }
 
 pub fn port_name(value: &str) -> Vec<String> {
-    let mut wrong = too_long(value, 15);
+    let mut messages = too_long(value, 15);
     if !non_empty_and_all(value, is_label_byte) {
-        wrong.push("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".to_owned());
+        messages.push("must contain only alpha-numeric characters (a-z, 0-9), and hyphens (-)".to_owned());
     }
     if !value.bytes().any(|b| b.is_ascii_lowercase()) {
-        wrong.push("must contain at least one letter (a-z)".to_owned());
+        messages.push("must contain at least one letter (a-z)".to_owned());
     }
     if value.contains("--") {
-        wrong.push("must not contain consecutive hyphens".to_owned());
+        messages.push("must not contain consecutive hyphens".to_owned());
     }
     if value.starts_with('-') || value.ends_with('-') {
-        wrong.push("must not begin or end with a hyphen".to_owned());
+        messages.push("must not begin or end with a hyphen".to_owned());
     }
-    wrong
+    messages
 }
 
 pub fn port_number(value: i64) -> Vec<String> {
@@ -196,7 +198,7 @@ pub fn env_var_name(value: &str) -> Vec<String> {
 }
 
 pub fn http_header_name(value: &str) -> Vec<String> {
-    let words = || {
+    let message = || {
         regex_message(
             "a valid HTTP header must consist of alphanumeric characters or '-'",
             "[-A-Za-z0-9]+",
@@ -206,13 +208,13 @@ pub fn http_header_name(value: &str) -> Vec<String> {
     if non_empty_and_all(value, |b| b.is_ascii_alphanumeric() || b == b'-') {
         Vec::new()
     } else {
-        vec![words()]
+        vec![message()]
     }
 }
 
 /// A percentage such as `93%`.
 pub fn percent(value: &str) -> Vec<String> {
-    let words = || {
+    let message = || {
         regex_message(
             "a valid percent string must be a numeric string followed by an ending '%'",
             "[0-9]+%",
@@ -221,11 +223,11 @@ pub fn percent(value: &str) -> Vec<String> {
     };
     let valid =
         value.strip_suffix('%').is_some_and(|digits| non_empty_and_all(digits, |b| b.is_ascii_digit()));
-    if valid { Vec::new() } else { vec![words()] }
+    if valid { Vec::new() } else { vec![message()] }
 }
 
 pub fn c_identifier(value: &str) -> Vec<String> {
-    let words = || {
+    let message = || {
         regex_message(
             "a valid C identifier must start with alphabetic character or '_', followed by a string of alphanumeric characters or '_'",
             "[A-Za-z_][A-Za-z0-9_]*",
@@ -234,7 +236,7 @@ pub fn c_identifier(value: &str) -> Vec<String> {
     };
     let valid = non_empty_and_all(value, |b| b.is_ascii_alphanumeric() || b == b'_')
         && !value.starts_with(|c: char| c.is_ascii_digit());
-    if valid { Vec::new() } else { vec![words()] }
+    if valid { Vec::new() } else { vec![message()] }
 }
 
 /// A segment of a URL path.
@@ -255,7 +257,7 @@ pub fn path_segment_prefix(value: &str) -> Vec<String> {
 
 /// The reason of a `metav1.Condition`.
 pub fn condition_reason(value: &str) -> Vec<String> {
-    let words = || {
+    let message = || {
         regex_message(
             "a condition reason must start with alphabetic character, optionally followed by a string of alphanumeric characters or '_,:', and must end with an alphanumeric character or '_'",
             "[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?",
@@ -263,18 +265,19 @@ pub fn condition_reason(value: &str) -> Vec<String> {
         )
     };
     let word = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
-    let valid = spans(value, |b| b.is_ascii_alphabetic(), |b| word(b) || b == b',' || b == b':', word);
-    if valid { Vec::new() } else { vec![words()] }
+    let valid =
+        has_valid_bytes(value, |b| b.is_ascii_alphabetic(), |b| word(b) || b == b',' || b == b':', word);
+    if valid { Vec::new() } else { vec![message()] }
 }
 
 /// An IP address in fields that require the canonical form.
 pub fn ip(value: &str) -> Vec<String> {
-    let wrong = ip_any_form(value);
-    if let (true, Some(ip)) = (wrong.is_empty(), parse_ip(value)) {
+    let messages = ip_any_form(value);
+    if let (true, Some(ip)) = (messages.is_empty(), parse_ip(value)) {
         let canonical = ip.to_string();
         return error_if_invalid(canonical == value, &format!("must be in canonical form ({canonical:?})"));
     }
-    wrong
+    messages
 }
 
 /// An IP address in legacy fields, which do not require the canonical form: `FE80::0:1` is valid.
@@ -291,12 +294,12 @@ pub fn ip_any_form(value: &str) -> Vec<String> {
 
 /// A CIDR such as `10.9.8.0/24` in canonical form.
 pub fn cidr(value: &str) -> Vec<String> {
-    let wrong = cidr_any_form(value);
-    if let (true, Some((ip, bits))) = (wrong.is_empty(), parse_cidr(value)) {
+    let messages = cidr_any_form(value);
+    if let (true, Some((ip, bits))) = (messages.is_empty(), parse_cidr(value)) {
         let canonical = format!("{}/{bits}", mask(ip, bits));
         return error_if_invalid(canonical == value, &format!("must be in canonical form ({canonical:?})"));
     }
-    wrong
+    messages
 }
 
 /// A CIDR in legacy fields, which do not require the canonical form.
@@ -363,11 +366,11 @@ pub fn mask(ip: IpAddr, bits: u8) -> IpAddr {
 
 /// A domain with at least three labels, as in signer and webhook names.
 pub fn fully_qualified_name(value: &str, path: &Path, errors: &mut ErrorList) {
-    let wrong = dns1123_subdomain(value);
+    let messages = dns1123_subdomain(value);
     if value.is_empty() {
         errors.required(path, "");
-    } else if !wrong.is_empty() {
-        errors.invalid(path, value, &wrong.join(","));
+    } else if !messages.is_empty() {
+        errors.invalid(path, value, &messages.join(","));
     } else if value.split('.').count() < 3 {
         errors.invalid(path, value, "should be a domain with at least three segments separated by dots");
     }
@@ -379,9 +382,9 @@ pub fn fully_qualified_domain_name(value: &str, path: &Path, errors: &mut ErrorL
         return errors.required(path, "");
     }
     let value = value.strip_suffix('.').unwrap_or(value);
-    let wrong = dns1123_subdomain(value);
-    if !wrong.is_empty() {
-        return errors.invalid(path, value, &wrong.join(","));
+    let messages = dns1123_subdomain(value);
+    if !messages.is_empty() {
+        return errors.invalid(path, value, &messages.join(","));
     }
     if value.split('.').count() < 2 {
         return errors.invalid(
@@ -391,9 +394,9 @@ pub fn fully_qualified_domain_name(value: &str, path: &Path, errors: &mut ErrorL
         );
     }
     for label in value.split('.') {
-        let wrong = dns1123_label(label);
-        if !wrong.is_empty() {
-            return errors.invalid(path, label, &wrong.join(","));
+        let messages = dns1123_label(label);
+        if !messages.is_empty() {
+            return errors.invalid(path, label, &messages.join(","));
         }
     }
 }
@@ -409,8 +412,8 @@ pub fn domain_prefixed_path(value: &str, path: &Path, errors: &mut ErrorList) {
     else {
         return errors.invalid(path, value, "must be a domain-prefixed path (such as \"acme.io/foo\")");
     };
-    for why in dns1123_subdomain(host) {
-        errors.invalid(path, host, &why);
+    for reason in dns1123_subdomain(host) {
+        errors.invalid(path, host, &reason);
     }
     if !non_empty_and_all(rest, |b| b.is_ascii_alphanumeric() || b"/-._~%!$&'()*+,;=:".contains(&b)) {
         errors.invalid(path, rest, &regex_message("Invalid path", PATH, &[]));
@@ -419,23 +422,23 @@ pub fn domain_prefixed_path(value: &str, path: &Path, errors: &mut ErrorList) {
 
 /// A domain-prefixed key such as `acme.io/foo`.
 pub fn domain_prefixed_key(value: &str, path: &Path, errors: &mut ErrorList) {
-    let wrong = qualified_name(value);
+    let messages = qualified_name(value);
     if value.is_empty() {
         errors.required(path, "");
-    } else if !wrong.is_empty() {
-        wrong.iter().for_each(|why| errors.invalid(path, value, why));
+    } else if !messages.is_empty() {
+        messages.iter().for_each(|reason| errors.invalid(path, value, reason));
     } else if !value.contains('/') {
         errors.invalid(path, value, "must be a domain-prefixed key (such as \"acme.io/foo\")");
     }
 }
 
 /// The message about a value that does not match a regular expression. The odd commas are upstream's.
-pub fn regex_message(words: &str, regex: &str, examples: &[&str]) -> String {
+pub fn regex_message(message: &str, regex: &str, examples: &[&str]) -> String {
     if examples.is_empty() {
-        return format!("{words} (regex used for validation is '{regex}')");
+        return format!("{message} (regex used for validation is '{regex}')");
     }
     let examples: Vec<String> = examples.iter().map(|example| format!("'{example}', ")).collect();
-    format!("{words} (e.g. {}regex used for validation is '{regex}')", examples.join(" or "))
+    format!("{message} (e.g. {}regex used for validation is '{regex}')", examples.join(" or "))
 }
 
 /// The message for a value longer than `max`.
@@ -469,7 +472,7 @@ fn version_parts(version: &str) -> Option<(u8, u64, u64)> {
 }
 
 pub fn is_label(value: &str) -> bool {
-    spans(value, is_lower_letter_or_digit, is_label_byte, is_lower_letter_or_digit)
+    has_valid_bytes(value, is_lower_letter_or_digit, is_label_byte, is_lower_letter_or_digit)
 }
 
 pub fn is_subdomain(value: &str) -> bool {
@@ -478,7 +481,12 @@ pub fn is_subdomain(value: &str) -> bool {
 
 fn is_key_name(value: &str) -> bool {
     let is_letter_or_digit = |b: u8| b.is_ascii_alphanumeric();
-    spans(value, is_letter_or_digit, |b| is_letter_or_digit(b) || b"-_.".contains(&b), is_letter_or_digit)
+    has_valid_bytes(
+        value,
+        is_letter_or_digit,
+        |b| is_letter_or_digit(b) || b"-_.".contains(&b),
+        is_letter_or_digit,
+    )
 }
 
 fn is_lower_letter_or_digit(b: u8) -> bool {
@@ -496,7 +504,7 @@ fn non_empty_and_all(value: &str, valid: impl Fn(u8) -> bool) -> bool {
 
 /// Whether the first byte, the last byte and those between are valid. A single byte must be a valid
 /// first byte.
-fn spans(
+fn has_valid_bytes(
     value: &str,
     first: impl Fn(u8) -> bool,
     inner: impl Fn(u8) -> bool,
@@ -509,8 +517,8 @@ fn spans(
     }
 }
 
-fn error_if_invalid(valid: bool, words: &str) -> Vec<String> {
-    if valid { Vec::new() } else { vec![words.to_owned()] }
+fn error_if_invalid(valid: bool, message: &str) -> Vec<String> {
+    if valid { Vec::new() } else { vec![message.to_owned()] }
 }
 
 /// Removes leading zeros of a hexadecimal group with more than four digits.

@@ -27,6 +27,6 @@ const DEPRECATED_LABELS: &[(&str, &str)] = &[
 ];
 
 /// The warning about a selector with a deprecated node label.
-pub(crate) fn deprecated_label(key: &str) -> Option<&'static str> {
-    DEPRECATED_LABELS.iter().find(|(label, _)| *label == key).map(|(_, words)| *words)
+pub(crate) fn deprecated_label_warning(key: &str) -> Option<&'static str> {
+    DEPRECATED_LABELS.iter().find(|(label, _)| *label == key).map(|(_, message)| *message)
 }

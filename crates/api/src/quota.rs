@@ -151,11 +151,11 @@ fn pod_usage(pod: &Value) -> ResourceList {
             *limit = *limit + quantity;
         }
     }
-    compute(&requests, &limits)
+    compute_usage(&requests, &limits)
 }
 
 /// The usage of requests and limits under their quota names.
-fn compute(requests: &ResourceList, limits: &ResourceList) -> ResourceList {
+fn compute_usage(requests: &ResourceList, limits: &ResourceList) -> ResourceList {
     let mut used = ResourceList::new();
     for (name, quantity) in requests {
         let plain = matches!(name.as_str(), "cpu" | "memory" | "ephemeral-storage");
@@ -212,7 +212,7 @@ pub fn missing_requirements(kind: QuotaResource<'_>, restricted: &[&str], object
     let spec = object.at("spec");
     let declared = |value: &Value| {
         let resources = value.at("resources");
-        compute(&resource_list(resources, "requests"), &resource_list(resources, "limits"))
+        compute_usage(&resource_list(resources, "requests"), &resource_list(resources, "limits"))
     };
     let pod_declared = declared(spec);
     let mut missing: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();

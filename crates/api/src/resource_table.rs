@@ -219,11 +219,11 @@ impl Resource {
     }
 
     pub fn list_kind(&self) -> String {
-        self.custom.map_or_else(|| format!("{}List", self.kind), |slot| slot.list_kind.to_owned())
+        self.custom.map_or_else(|| format!("{}List", self.kind), |handle| handle.list_kind.to_owned())
     }
 
     pub fn singular(&self) -> String {
-        self.custom.map_or_else(|| self.kind.to_lowercase(), |slot| slot.singular.to_owned())
+        self.custom.map_or_else(|| self.kind.to_lowercase(), |handle| handle.singular.to_owned())
     }
 
     /// The verbs of the main resource, sorted.

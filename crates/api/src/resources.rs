@@ -61,9 +61,9 @@ pub fn pod_resources_in_use(pod: &Value, field: &str) -> ResourceList {
         highest
     };
     let mut sum = sum_containers(spec, |container, is_long_running| {
-        let container_status =
+        let statuses =
             ["containerStatuses", "initContainerStatuses"].into_iter().flat_map(|all| status.items(all));
-        let container_status = container_status
+        let container_status = statuses
             .filter(|_| is_long_running)
             .find(|container_status| container_status.text("name") == container.text("name"));
         effective(container.at("resources"), container_status.unwrap_or(&Value::Null))
@@ -116,28 +116,28 @@ mod tests {
 
     #[test]
     fn resize_uses_maximum_of_spec_and_status() {
-        let check = |spec_resources: &str, container_status: Value, reason: &str, expected: &str| {
-            let main = json!({"name": "a", "resources": {"requests": {"cpu": spec_resources}}});
+        let check = |requested_cpu: &str, container_status: Value, reason: &str, expected: &str| {
+            let main = json!({"name": "a", "resources": {"requests": {"cpu": requested_cpu}}});
             let init = json!({"name": "i", "resources": {"requests": {"cpu": "1m"}}});
             let side =
                 json!({"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "10m"}}});
-            let big_init_container = json!({"name": "s", "resources": {"requests": {"cpu": "30m"}}});
+            let sidecar_status = json!({"name": "s", "resources": {"requests": {"cpu": "30m"}}});
             // For an init container that is not a sidecar, the status does not count.
-            let removed_container = json!({"name": "i", "resources": {"requests": {"cpu": "9"}}});
+            let init_container_status = json!({"name": "i", "resources": {"requests": {"cpu": "9"}}});
             let pod = json!({
                 "spec": {"containers": [main], "initContainers": [init, side]},
                 "status": {
-                    "containerStatuses": [container_status], "initContainerStatuses": [removed_container, big_init_container],
+                    "containerStatuses": [container_status], "initContainerStatuses": [init_container_status, sidecar_status],
                     "conditions": [{"type": "PodResizePending", "reason": reason}],
                 },
             });
             assert_eq!(
                 pod_resources_in_use(&pod, "requests")["cpu"].to_string(),
                 expected,
-                "{spec_resources} {reason}"
+                "{requested_cpu} {reason}"
             );
         };
-        let container_with_status = |given: &str, promised: &str| json!({"name": "a", "resources": {"requests": {"cpu": given}}, "allocatedResources": {"cpu": promised}});
+        let container_with_status = |actual: &str, allocated: &str| json!({"name": "a", "resources": {"requests": {"cpu": actual}}, "allocatedResources": {"cpu": allocated}});
         check("100m", json!({}), "", "130m");
         check("100m", container_with_status("200m", "50m"), "", "230m");
         check("100m", container_with_status("50m", "300m"), "", "330m");

@@ -74,8 +74,8 @@ impl LabelSelector {
                 "Exists" => Operator::Exists,
                 "DoesNotExist" => Operator::DoesNotExist,
                 other => {
-                    let words = format!("{} is not a valid label selector operator", quote(other));
-                    return Err(SelectorError(words));
+                    let message = format!("{} is not a valid label selector operator", quote(other));
+                    return Err(SelectorError(message));
                 }
             };
             let values = expression.items("values").iter().filter_map(Value::as_str).map(str::to_owned);
@@ -137,26 +137,26 @@ impl Requirement {
     /// Validates key and values as upstream, and reports all errors together.
     pub fn new(key: &str, operator: Operator, values: Vec<String>) -> Result<Requirement, SelectorError> {
         let mut errors = ErrorList::default();
-        let wrong = names::qualified_name(key);
-        if !wrong.is_empty() {
-            errors.invalid(&Path::new("key"), key, &wrong.join("; "));
+        let messages = names::qualified_name(key);
+        if !messages.is_empty() {
+            errors.invalid(&Path::new("key"), key, &messages.join("; "));
         }
         operator.check(&values, &mut errors);
         for (i, value) in values.iter().enumerate() {
-            let wrong = names::label_value(value);
-            if !wrong.is_empty() {
-                errors.invalid(&Path::new("values").index(i).key(key), value.as_str(), &wrong.join("; "));
+            let messages = names::label_value(value);
+            if !messages.is_empty() {
+                errors.invalid(&Path::new("values").index(i).key(key), value.as_str(), &messages.join("; "));
             }
         }
         match errors.to_string() {
-            words if words.is_empty() => Ok(Requirement { key: key.to_owned(), operator, values }),
-            words => Err(SelectorError(words)),
+            message if message.is_empty() => Ok(Requirement { key: key.to_owned(), operator, values }),
+            message => Err(SelectorError(message)),
         }
     }
 
     /// Whether the value of the label, if there is one, meets the requirement.
     pub fn matches(&self, value: Option<&str>) -> bool {
-        let listed = |value: &str| self.values.iter().any(|wanted| wanted == value);
+        let listed = |value: &str| self.values.iter().any(|allowed| allowed == value);
         match self.operator {
             Operator::In | Operator::Equals | Operator::DoubleEquals => value.is_some_and(listed),
             Operator::NotIn | Operator::NotEquals => !value.is_some_and(listed),
@@ -176,7 +176,7 @@ impl Operator {
     fn check(self, values: &[String], errors: &mut ErrorList) {
         let path = Path::new("values");
         let rendered = || Value::from(values.to_vec());
-        let words = match self {
+        let message = match self {
             Operator::In | Operator::NotIn if values.is_empty() => {
                 "for 'in', 'notin' operators, values set can't be empty"
             }
@@ -191,8 +191,8 @@ impl Operator {
             }
             _ => "",
         };
-        if !words.is_empty() {
-            errors.invalid(&path, rendered(), words);
+        if !message.is_empty() {
+            errors.invalid(&path, rendered(), message);
         }
         if matches!(self, Operator::GreaterThan | Operator::LessThan) {
             for (i, value) in values.iter().enumerate().filter(|(_, value)| value.parse::<i64>().is_err()) {

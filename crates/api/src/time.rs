@@ -195,14 +195,14 @@ mod tests {
         ] {
             assert_eq!(parse_duration(text).map(format_duration).as_deref(), Ok(formatted), "{text}");
         }
-        for (text, why) in [
+        for (text, reason) in [
             ("", "time: invalid duration \"\""),
             ("3", "time: missing unit in duration \"3\""),
             (".s", "time: invalid duration \".s\""),
             ("3x", "time: unknown unit \"x\" in duration \"3x\""),
             ("9999999h", "time: invalid duration \"9999999h\""),
         ] {
-            assert_eq!(parse_duration(text), Err(why.to_owned()), "{text}");
+            assert_eq!(parse_duration(text), Err(reason.to_owned()), "{text}");
         }
     }
 

@@ -28,7 +28,7 @@ fn strategy(kind: &str) -> &'static dyn RestStrategy {
 }
 
 fn lines(errors: &ErrorList) -> String {
-    errors.0.iter().map(|complaint| format!("{}: {}\n", complaint.path, complaint.message)).collect()
+    errors.0.iter().map(|error| format!("{}: {}\n", error.path, error.message)).collect()
 }
 
 /// Validates a new object.

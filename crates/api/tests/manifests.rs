@@ -41,26 +41,27 @@ fn validation_errors(row: &'static Resource, mut obj: Value) -> Vec<String> {
     let table = schema::kubernetes();
     let ty = table.type_by_kind(row.group, row.version, row.kind).expect("the kind has a type");
     set_defaults(table, ty, &mut obj);
-    let home = storage_resource(row);
-    let mut obj = convert::convert((row.group, row.version), (home.group, home.version), row.kind, obj);
+    let storage_row = storage_resource(row);
+    let mut obj =
+        convert::convert((row.group, row.version), (storage_row.group, storage_row.version), row.kind, obj);
     if row.storage != Storage::None {
         // The API server sets these fields before validation.
         obj["metadata"]["uid"] = "5c1a9a0e-2b7e-4a36-9d3e-0d7a1f0f6f1c".into();
         obj["metadata"]["creationTimestamp"] = "2026-01-02T03:04:05Z".into();
     }
-    home.strategy.prepare_for_create(&mut obj);
+    storage_row.strategy.prepare_for_create(&mut obj);
     let mut errors = ErrorList::default();
     if row.storage != Storage::None {
         let path = Path::new("metadata");
         validate_object_meta(
             &obj["metadata"],
             row.namespaced,
-            home.strategy.name_format(),
+            storage_row.strategy.name_format(),
             &path,
             &mut errors,
         );
     }
-    home.strategy.validate(&obj, &mut errors);
+    storage_row.strategy.validate(&obj, &mut errors);
     errors.0.iter().map(|error| format!("{}: {}: {}", file_name(row), error.path, error.message)).collect()
 }
 
@@ -76,15 +77,15 @@ fn every_kind_has_a_manifest() {
 
 #[test]
 fn every_manifest_is_valid_and_round_trips() {
-    let mut wrong = Vec::new();
+    let mut errors = Vec::new();
     for row in RESOURCES {
         let bytes = std::fs::read(manifest_dir().join(file_name(row))).expect("a manifest");
         let obj = read(row, &bytes);
         let again = read(row, &serde_json::to_vec(&obj).expect("JSON"));
         assert_eq!(obj, again, "{}", file_name(row));
-        wrong.extend(validation_errors(row, obj));
+        errors.extend(validation_errors(row, obj));
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(errors.is_empty(), "{}", errors.join("\n"));
 }
 
 /// Guards against missing validation: most kinds must reject an empty object.

@@ -88,16 +88,16 @@ fn edge_case_values() -> impl Strategy<Value = Value> {
 }
 
 /// A manifest with some values replaced, if it still matches its type.
-fn replace_values(row: &Resource, swaps: &[(prop::sample::Index, Value)]) -> Option<Value> {
+fn replace_values(row: &Resource, values: &[(prop::sample::Index, Value)]) -> Option<Value> {
     let table = schema::kubernetes();
     let ty = table.type_by_kind(row.group, row.version, row.kind)?;
     let mut obj = manifest(row);
-    for (index, odd) in swaps {
+    for (index, replacement) in values {
         let mut found = Vec::new();
         json_pointers(&obj, "", &mut found);
         let before = obj.clone();
-        let place: &String = index.get(&found);
-        *obj.pointer_mut(place)? = odd.clone();
+        let pointer: &String = index.get(&found);
+        *obj.pointer_mut(pointer)? = replacement.clone();
         let mut copy = obj.clone();
         match schema::normalize(table, ty, &mut copy) {
             Ok(_) if copy.is_object() => obj = copy,
@@ -125,7 +125,7 @@ impl AllocatorState for EmptyAllocatorState {
 }
 
 fn run_validation(row: &Resource, mut old: Value, mut new: Value) {
-    let rules = row.strategy;
+    let strategy = row.strategy;
     let mut errors = ErrorList::default();
     if row.kind == "Service" {
         for cidrs in [vec!["10.0.0.0/24"], vec!["fd00::/112", "10.0.0.0/24"]] {
@@ -136,17 +136,17 @@ fn run_validation(row: &Resource, mut old: Value, mut new: Value) {
             let _ = alloc::allocated_resources(&new);
         }
     }
-    rules.prepare_for_create(&mut old);
-    rules.validate(&old, &mut errors);
-    rules.validate_create(&old, &mut errors);
-    rules.prepare_for_update(&mut new, &old);
-    rules.validate(&new, &mut errors);
-    rules.validate_update(&new, &old, &mut errors);
-    rules.validate_status_update(&new, &old, &mut errors);
-    rules.warnings(&new, None);
-    rules.warnings(&new, Some(&old));
+    strategy.prepare_for_create(&mut old);
+    strategy.validate(&old, &mut errors);
+    strategy.validate_create(&old, &mut errors);
+    strategy.prepare_for_update(&mut new, &old);
+    strategy.validate(&new, &mut errors);
+    strategy.validate_update(&new, &old, &mut errors);
+    strategy.validate_status_update(&new, &old, &mut errors);
+    strategy.warnings(&new, None);
+    strategy.warnings(&new, Some(&old));
     let names =
-        |obj: &Value| rules.selectable_fields(obj).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        |obj: &Value| strategy.selectable_fields(obj).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
     assert_eq!(names(&new), names(&Value::Null), "{} selects by different fields", row.kind);
 }
 

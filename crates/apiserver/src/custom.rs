@@ -35,7 +35,7 @@ pub fn check_request(call: &Call, verb: &str) -> Result<(), Status> {
 pub fn check_creation(target: &Target, name: &str) -> Result<(), Status> {
     let row = target.resource;
     let terminating = row.custom.is_some_and(|crd| {
-        api::custom::is_true(&crd.definition().conditions, api::custom::TERMINATING_CONDITION)
+        api::custom::is_condition_true(&crd.definition().conditions, api::custom::TERMINATING_CONDITION)
     });
     if terminating {
         let reason = "create not allowed while custom resource definition is terminating";

@@ -114,7 +114,7 @@ impl Registry {
         for key in CustomResourceKey::from_definition(definition) {
             let row = *row_cache.entry(key).or_insert_with_key(|key| key.to_resource(definition.clone()));
             if let Some(crd) = row.custom {
-                crd.set(definition.clone());
+                crd.set_definition(definition.clone());
             }
             rows.push(row);
         }

@@ -10,7 +10,7 @@ use crate::json::JsonExt;
 use crate::names;
 
 /// Validates a `WebhookClientConfig` of an admission or conversion webhook.
-pub fn endpoint(config: &Value, path: &Path, errors: &mut ErrorList) {
+pub fn validate_client_config(config: &Value, path: &Path, errors: &mut ErrorList) {
     match (config.at("url").as_str(), config.at("service")) {
         (Some(address), Value::Null) => url(address, &path.child("url"), errors),
         (None, at) if !at.is_null() => service(at, &path.child("service"), errors),
@@ -49,13 +49,18 @@ fn url(address: &str, path: &Path, errors: &mut ErrorList) {
 }
 
 fn service(service: &Value, path: &Path, errors: &mut ErrorList) {
-    service_reference(service, ["name", "namespace"], path, errors);
+    validate_service_reference(service, ["name", "namespace"], path, errors);
     url_path(service.text("path"), &path.child("path"), errors);
 }
 
 /// Validates the Service reference of a webhook or APIService. `required` are the required fields, in
 /// upstream's order.
-pub(crate) fn service_reference(service: &Value, required: [&str; 2], path: &Path, errors: &mut ErrorList) {
+pub(crate) fn validate_service_reference(
+    service: &Value,
+    required: [&str; 2],
+    path: &Path,
+    errors: &mut ErrorList,
+) {
     for field in required {
         if service.text(field).is_empty() {
             errors.required(&path.child(field), "");

@@ -109,13 +109,13 @@ fn field(name: &str, ty: Type) -> Field {
 }
 
 /// The CEL environment of an admission expression.
-pub fn base_env(names: OptionalVariables) -> Env {
-    env_with_types(names, Type::Dyn, Type::Dyn)
+pub fn base_env(optional_variables: OptionalVariables) -> Env {
+    env_with_types(optional_variables, Type::Dyn, Type::Dyn)
 }
 
 /// Like [`env`], with known types of the object and the parameters.
 pub fn env_with_types(
-    names: OptionalVariables,
+    optional_variables: OptionalVariables,
     object: impl Into<Decl> + Clone,
     params: impl Into<Decl>,
 ) -> Env {
@@ -124,15 +124,15 @@ pub fn env_with_types(
         .variable("oldObject", object)
         .variable("namespaceObject", NAMESPACE_DECL.clone())
         .variable("request", REQUEST_DECL.clone());
-    if names.params {
+    if optional_variables.params {
         env = env.variable("params", params);
     }
-    if names.authorizer {
+    if optional_variables.authorizer {
         env = env
             .variable("authorizer", Type::opaque("kubernetes.authorization.Authorizer"))
             .variable("authorizer.requestResource", Type::opaque("kubernetes.authorization.ResourceCheck"));
     }
-    if names.patches {
+    if optional_variables.patches {
         let fields =
             [("op", Type::String), ("path", Type::String), ("from", Type::String), ("value", Type::Dyn)];
         let fields = fields.map(|(name, ty)| (name.to_owned(), field(name, ty)));

@@ -14,18 +14,18 @@ pub struct MutatingAdmissionPolicy;
 impl RestStrategy for MutatingAdmissionPolicy {
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
-        let vocabulary = policy::validate_matching(spec, true, &path, errors);
+        let context = policy::validate_common_spec(spec, true, &path, errors);
         if spec.items("mutations").is_empty() {
             errors.required(&path.child("mutations"), "mutations must contain at least one item");
         }
         for (i, item) in spec.items("mutations").iter().enumerate() {
-            mutation(item, &vocabulary, &path.child("mutations").index(i), errors);
+            mutation(item, &context, &path.child("mutations").index(i), errors);
         }
-        policy::required_and_known(spec, "reinvocationPolicy", &REINVOCATION_POLICIES, &path, errors);
+        policy::required_one_of(spec, "reinvocationPolicy", &REINVOCATION_POLICIES, &path, errors);
     }
 }
 
-fn mutation(mutation: &Value, vocabulary: &ExpressionContext, path: &Path, errors: &mut ErrorList) {
+fn mutation(mutation: &Value, context: &ExpressionContext, path: &Path, errors: &mut ErrorList) {
     let kind = mutation.text("patchType");
     let (own, other) = match kind {
         "" => return errors.required(&path.child("patchType"), ""),
@@ -44,10 +44,16 @@ fn mutation(mutation: &Value, vocabulary: &ExpressionContext, path: &Path, error
     } else if mutation.at(own).text("expression").trim().is_empty() {
         errors.required(&path.child(own).child("expression"), "");
     } else {
-        let names = OptionalVariables { params: false, authorizer: true, patches: true };
+        let optional_variables = OptionalVariables { params: false, authorizer: true, patches: true };
         let allowed_types = [expressions::patch_type(mutation)];
         let expression = mutation.at(own).text("expression");
-        vocabulary.check(names, expression, &allowed_types, &path.child(own).child("expression"), errors);
+        context.check(
+            optional_variables,
+            expression,
+            &allowed_types,
+            &path.child(own).child("expression"),
+            errors,
+        );
     }
     if mutation.has(other) {
         let message = format!("must not be specified when patchType is {kind}");

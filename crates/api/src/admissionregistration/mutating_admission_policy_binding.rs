@@ -12,7 +12,11 @@ pub struct MutatingAdmissionPolicyBinding;
 impl RestStrategy for MutatingAdmissionPolicyBinding {
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
-        policy::binding(spec, &path, errors);
-        policy::mutating_operations(spec.at("matchResources"), &path.child("matchResources"), errors);
+        policy::validate_binding_spec(spec, &path, errors);
+        policy::validate_mutating_operations(
+            spec.at("matchResources"),
+            &path.child("matchResources"),
+            errors,
+        );
     }
 }

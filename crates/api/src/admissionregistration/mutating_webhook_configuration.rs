@@ -9,6 +9,6 @@ pub struct MutatingWebhookConfiguration;
 
 impl RestStrategy for MutatingWebhookConfiguration {
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
-        super::webhook::webhooks(obj, true, errors);
+        super::webhook::validate_webhooks(obj, true, errors);
     }
 }

@@ -6,8 +6,8 @@ use cel::{Env, Type};
 use serde_json::Value;
 
 use super::expressions::{self, CompositionEnv, OptionalVariables};
-use super::rule::named_rule;
-use super::webhook::{FAILURE_POLICIES, MATCH_POLICIES, one_of};
+use super::rule::validate_named_rule;
+use super::webhook::{FAILURE_POLICIES, MATCH_POLICIES, optional_one_of};
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::meta::{self, SelectorOptions};
@@ -27,27 +27,28 @@ impl ExpressionContext {
     /// Reports an expression that does not compile or has the wrong result type.
     pub fn check(
         &self,
-        names: OptionalVariables,
+        optional_variables: OptionalVariables,
         expression: &str,
         allowed_types: &[Type],
         path: &Path,
         errors: &mut ErrorList,
     ) {
-        let env = expressions::base_env(OptionalVariables { params: self.params, ..names });
-        if let Err(why) = expressions::compile(&self.composition_env.env(&env), expression, allowed_types) {
-            errors.invalid(path, expression, &why);
+        let env = expressions::base_env(OptionalVariables { params: self.params, ..optional_variables });
+        if let Err(reason) = expressions::compile(&self.composition_env.env(&env), expression, allowed_types)
+        {
+            errors.invalid(path, expression, &reason);
         }
     }
 }
 
 /// Validates the part of a policy's spec up to its variables.
-pub(super) fn validate_matching(
+pub(super) fn validate_common_spec(
     spec: &Value,
     mutating: bool,
     path: &Path,
     errors: &mut ErrorList,
 ) -> ExpressionContext {
-    required_and_known(spec, "failurePolicy", &FAILURE_POLICIES, path, errors);
+    required_one_of(spec, "failurePolicy", &FAILURE_POLICIES, path, errors);
     if spec.has("paramKind") {
         param_kind(spec.at("paramKind"), &path.child("paramKind"), errors);
     }
@@ -61,11 +62,11 @@ pub(super) fn validate_matching(
             errors.required(&at.child("resourceRules"), "");
         }
         if mutating {
-            mutating_operations(constraints, &at, errors);
+            validate_mutating_operations(constraints, &at, errors);
         }
     }
     let params = spec.has("paramKind");
-    match_conditions(spec.items("matchConditions"), params, &path.child("matchConditions"), errors);
+    validate_match_conditions(spec.items("matchConditions"), params, &path.child("matchConditions"), errors);
     let mut composition_env = CompositionEnv::default();
     let env = expressions::base_env(OptionalVariables { params, authorizer: true, patches: false });
     for (i, item) in spec.items("variables").iter().enumerate() {
@@ -75,7 +76,7 @@ pub(super) fn validate_matching(
 }
 
 /// Validates the part of a binding's spec that both kinds have.
-pub(super) fn binding(spec: &Value, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_binding_spec(spec: &Value, path: &Path, errors: &mut ErrorList) {
     let policy = spec.text("policyName");
     if policy.is_empty() {
         errors.required(&path.child("policyName"), "");
@@ -90,7 +91,7 @@ pub(super) fn binding(spec: &Value, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-pub(super) fn required_and_known(
+pub(super) fn required_one_of(
     obj: &Value,
     field: &str,
     values: &[&str],
@@ -100,11 +101,11 @@ pub(super) fn required_and_known(
     if obj.text(field).is_empty() {
         errors.required(&path.child(field), "");
     } else {
-        one_of(obj, field, values, path, errors);
+        optional_one_of(obj, field, values, path, errors);
     }
 }
 
-pub(super) fn mutating_operations(matching: &Value, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_mutating_operations(matching: &Value, path: &Path, errors: &mut ErrorList) {
     for rule in matching.items("resourceRules") {
         for operation in rule.items("operations") {
             let name = operation.as_str().unwrap_or("");
@@ -146,7 +147,7 @@ fn param_kind(param: &Value, path: &Path, errors: &mut ErrorList) {
 }
 
 fn match_resources(matching: &Value, path: &Path, errors: &mut ErrorList) {
-    required_and_known(matching, "matchPolicy", &MATCH_POLICIES, path, errors);
+    required_one_of(matching, "matchPolicy", &MATCH_POLICIES, path, errors);
     for field in ["namespaceSelector", "objectSelector"] {
         if matching.has(field) {
             meta::validate_label_selector(
@@ -161,7 +162,7 @@ fn match_resources(matching: &Value, path: &Path, errors: &mut ErrorList) {
     }
     for field in ["resourceRules", "excludeResourceRules"] {
         for (i, rule) in matching.items(field).iter().enumerate() {
-            named_rule(rule, &path.child(field).index(i), errors);
+            validate_named_rule(rule, &path.child(field).index(i), errors);
         }
     }
 }
@@ -186,10 +187,15 @@ fn param_ref(reference: &Value, path: &Path, errors: &mut ErrorList) {
     if name.is_empty() && !has_selector {
         errors.required(path, "one of name or selector must be specified");
     }
-    required_and_known(reference, "parameterNotFoundAction", &["Deny", "Allow"], path, errors);
+    required_one_of(reference, "parameterNotFoundAction", &["Deny", "Allow"], path, errors);
 }
 
-pub(super) fn match_conditions(conditions: &[Value], params: bool, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_match_conditions(
+    conditions: &[Value],
+    params: bool,
+    path: &Path,
+    errors: &mut ErrorList,
+) {
     if conditions.len() > MAX_MATCH_CONDITIONS {
         errors.too_many(path, conditions.len(), MAX_MATCH_CONDITIONS);
     }
@@ -201,8 +207,8 @@ pub(super) fn match_conditions(conditions: &[Value], params: bool, path: &Path, 
             errors.required(&path.child("expression"), "");
         } else {
             let env = expressions::base_env(OptionalVariables { params, authorizer: true, patches: false });
-            if let Err(why) = expressions::compile(&env, expression, &[Type::Bool]) {
-                errors.invalid(&path.child("expression"), expression, &why);
+            if let Err(reason) = expressions::compile(&env, expression, &[Type::Bool]) {
+                errors.invalid(&path.child("expression"), expression, &reason);
             }
         }
         let name = condition.text("name");
@@ -233,8 +239,8 @@ fn variable(
     let expression = variable.text("expression");
     if expression.trim().is_empty() {
         errors.required(&path.child("expression"), "expression is not specified");
-    } else if let Err(why) = composition_env.add(env, name, expression) {
-        errors.invalid(&path.child("expression"), expression, &why);
+    } else if let Err(reason) = composition_env.add(env, name, expression) {
+        errors.invalid(&path.child("expression"), expression, &reason);
     }
 }
 

@@ -12,7 +12,7 @@ const OPERATIONS: [&str; 5] = ["*", "CONNECT", "CREATE", "DELETE", "UPDATE"];
 const SCOPES: [&str; 3] = ["*", "Cluster", "Namespaced"];
 
 /// Validates a `RuleWithOperations`.
-pub(super) fn rule(rule: &Value, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_rule(rule: &Value, path: &Path, errors: &mut ErrorList) {
     list(rule, "operations", "operations", path, errors);
     for (i, operation) in rule.items("operations").iter().enumerate() {
         let name = operation.as_str().unwrap_or("");
@@ -50,9 +50,9 @@ fn resources(resources: &Value, path: &Path, errors: &mut ErrorList) {
     if list.is_empty() {
         errors.required(path, "");
     }
-    let (mut whole, mut everywhere) = (HashSet::new(), HashSet::new());
+    let (mut wildcard_subresources, mut wildcard_resources) = (HashSet::new(), HashSet::new());
     // Upstream keeps only the last resource without a subresource here; this does the same.
-    let mut plain = false;
+    let mut has_resource_without_subresource = false;
     for (i, resource) in list.iter().enumerate() {
         let name = resource.as_str().unwrap_or("");
         if name.is_empty() {
@@ -60,36 +60,36 @@ fn resources(resources: &Value, path: &Path, errors: &mut ErrorList) {
             continue;
         }
         let Some((resource, sub)) = name.split_once('/') else {
-            plain = name != "*";
+            has_resource_without_subresource = name != "*";
             continue;
         };
-        if whole.contains(resource) {
+        if wildcard_subresources.contains(resource) {
             let message = format!("if '{resource}/*' is present, must not specify {name}");
             errors.invalid(&path.index(i), name, &message);
         }
-        if everywhere.contains(sub) {
+        if wildcard_resources.contains(sub) {
             let message = format!("if '*/{sub}' is present, must not specify {name}");
             errors.invalid(&path.index(i), name, &message);
         }
         if sub == "*" {
-            whole.insert(resource);
+            wildcard_subresources.insert(resource);
         }
         if resource == "*" {
-            everywhere.insert(sub);
+            wildcard_resources.insert(sub);
         }
     }
     if list.len() > 1 && list.iter().any(|resource| resource == "*/*") {
         let message = "if '*/*' is present, must not specify other resources";
         errors.invalid(path, resources.clone(), message);
     }
-    if plain && list.iter().any(|resource| resource == "*") {
+    if has_resource_without_subresource && list.iter().any(|resource| resource == "*") {
         let message = "if '*' is present, must not specify other resources without subresources";
         errors.invalid(path, resources.clone(), message);
     }
 }
 
 /// Validates a `NamedRuleWithOperations`.
-pub(super) fn named_rule(named: &Value, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_named_rule(named: &Value, path: &Path, errors: &mut ErrorList) {
     let mut seen = HashSet::new();
     for (i, item) in named.items("resourceNames").iter().enumerate() {
         let (name, path) = (item.as_str().unwrap_or(""), path.child("resourceNames").index(i));
@@ -98,5 +98,5 @@ pub(super) fn named_rule(named: &Value, path: &Path, errors: &mut ErrorList) {
             errors.duplicate(&path, name);
         }
     }
-    rule(named, path, errors);
+    validate_rule(named, path, errors);
 }

@@ -70,16 +70,17 @@ pub fn warnings(policy: &Value, custom: &[CustomKind]) -> Vec<(String, String)> 
     let params = builtin_decl(group, version, param_kind.text("kind"))
         .or_else(|| custom.iter().find(is_params)?.decl())
         .unwrap_or_else(|| Type::Dyn.into());
-    let names = OptionalVariables { params: spec.has("paramKind"), authorizer: true, patches: false };
+    let optional_variables =
+        OptionalVariables { params: spec.has("paramKind"), authorizer: true, patches: false };
     let mut found = Vec::new();
     for (i, validation) in spec.items("validations").iter().enumerate() {
         for field in ["expression", "messageExpression"] {
             let expression = validation.text(field);
-            let odd: Vec<String> = types
+            let type_errors: Vec<String> = types
                 .iter()
                 .filter(|_| !expression.is_empty())
                 .filter_map(|(name, decl)| {
-                    let env = expressions::env_with_types(names, decl.clone(), params.clone());
+                    let env = expressions::env_with_types(optional_variables, decl.clone(), params.clone());
                     let mut composition_env = CompositionEnv::default();
                     for variable in spec.items("variables") {
                         // An error in a variable is reported by the expressions that use the variable.
@@ -89,8 +90,8 @@ pub fn warnings(policy: &Value, custom: &[CustomKind]) -> Vec<(String, String)> 
                     Some(format!("{name}: {error}\n"))
                 })
                 .collect();
-            if !odd.is_empty() {
-                found.push((format!("spec.validations[{i}].{field}"), odd.join("\n")));
+            if !type_errors.is_empty() {
+                found.push((format!("spec.validations[{i}].{field}"), type_errors.join("\n")));
             }
         }
     }
@@ -105,9 +106,9 @@ fn matched_types(spec: &Value, custom: &[CustomKind]) -> BTreeMap<String, Decl> 
             |field: &str, name: &str| rule.items(field).iter().any(|item| item.as_str() == Some(name));
         let mut add =
             |group: &str, version: &str, plural: &str, kind: &str, decl: &dyn Fn() -> Option<Decl>| {
-                let allowed_types =
+                let is_matched =
                     named("apiGroups", group) && named("apiVersions", version) && named("resources", plural);
-                if allowed_types
+                if is_matched
                     && types.len() < MAX_TYPES
                     && let Some(decl) = decl()
                 {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::expressions::OptionalVariables;
 use super::policy::{self, ExpressionContext};
-use super::webhook::one_of;
+use super::webhook::optional_one_of;
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::strategy::RestStrategy;
@@ -22,7 +22,7 @@ pub struct ValidatingAdmissionPolicy;
 impl RestStrategy for ValidatingAdmissionPolicy {
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
-        let vocabulary = policy::validate_matching(spec, false, &path, errors);
+        let context = policy::validate_common_spec(spec, false, &path, errors);
         let (validations, audits) = (spec.items("validations"), spec.items("auditAnnotations"));
         if validations.is_empty() && audits.is_empty() {
             let detail = "validations or auditAnnotations must contain at least one item";
@@ -30,7 +30,7 @@ impl RestStrategy for ValidatingAdmissionPolicy {
             errors.required(&path.child("auditAnnotations"), detail);
         }
         for (i, item) in validations.iter().enumerate() {
-            validation(item, &vocabulary, &path.child("validations").index(i), errors);
+            validation(item, &context, &path.child("validations").index(i), errors);
         }
         let path = path.child("auditAnnotations");
         if audits.len() > MAX_AUDIT_ANNOTATIONS {
@@ -40,7 +40,7 @@ impl RestStrategy for ValidatingAdmissionPolicy {
         let policy_name = obj.at("metadata").text("name");
         let mut seen = HashSet::new();
         for (i, item) in audits.iter().enumerate() {
-            audit_annotation(item, policy_name, &vocabulary, &path.index(i), errors);
+            audit_annotation(item, policy_name, &context, &path.index(i), errors);
             if !seen.insert(item.text("key")) {
                 errors.duplicate(&path.index(i).child("key"), item.text("key"));
             }
@@ -65,30 +65,30 @@ impl RestStrategy for ValidatingAdmissionPolicy {
 const WITH_AUTHORIZER: OptionalVariables =
     OptionalVariables { params: false, authorizer: true, patches: false };
 
-fn validation(validation: &Value, vocabulary: &ExpressionContext, path: &Path, errors: &mut ErrorList) {
+fn validation(validation: &Value, context: &ExpressionContext, path: &Path, errors: &mut ErrorList) {
     let expression = validation.text("expression");
     if expression.trim().is_empty() {
         errors.required(&path.child("expression"), "expression is not specified");
     } else {
-        vocabulary.check(WITH_AUTHORIZER, expression, &[Type::Bool], &path.child("expression"), errors);
+        context.check(WITH_AUTHORIZER, expression, &[Type::Bool], &path.child("expression"), errors);
     }
     for field in ["messageExpression", "message"] {
         let text = validation.text(field);
         if !text.is_empty() && text.trim().is_empty() {
             errors.invalid(&path.child(field), text, "must be non-empty if specified");
         } else if field == "messageExpression" && !text.is_empty() {
-            vocabulary.check(OptionalVariables::default(), text, &[Type::String], &path.child(field), errors);
+            context.check(OptionalVariables::default(), text, &[Type::String], &path.child(field), errors);
         } else if field == "message" && text.trim().contains(['\n', '\r']) {
             errors.invalid(&path.child(field), text, "must not contain line breaks");
         }
     }
-    one_of(validation, "reason", &REASONS, path, errors);
+    optional_one_of(validation, "reason", &REASONS, path, errors);
 }
 
 fn audit_annotation(
     annotation: &Value,
     policy_name: &str,
-    vocabulary: &ExpressionContext,
+    context: &ExpressionContext,
     path: &Path,
     errors: &mut ErrorList,
 ) {
@@ -107,6 +107,6 @@ fn audit_annotation(
         errors.required(&path.child("valueExpression"), &detail);
     } else {
         let allowed_types = [Type::String, Type::Null];
-        vocabulary.check(WITH_AUTHORIZER, expression, &allowed_types, &path.child("valueExpression"), errors);
+        context.check(WITH_AUTHORIZER, expression, &allowed_types, &path.child("valueExpression"), errors);
     }
 }

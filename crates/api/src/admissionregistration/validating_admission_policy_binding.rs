@@ -16,7 +16,7 @@ pub struct ValidatingAdmissionPolicyBinding;
 impl RestStrategy for ValidatingAdmissionPolicyBinding {
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
-        policy::binding(spec, &path, errors);
+        policy::validate_binding_spec(spec, &path, errors);
         actions(spec.at("validationActions"), &path.child("validationActions"), errors);
     }
 }

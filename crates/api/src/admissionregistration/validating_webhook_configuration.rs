@@ -9,6 +9,6 @@ pub struct ValidatingWebhookConfiguration;
 
 impl RestStrategy for ValidatingWebhookConfiguration {
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
-        super::webhook::webhooks(obj, false, errors);
+        super::webhook::validate_webhooks(obj, false, errors);
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use super::policy::match_conditions;
+use super::policy::validate_match_conditions;
 use super::{client_config, rule};
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
@@ -17,7 +17,7 @@ pub(super) const REINVOCATION_POLICIES: [&str; 2] = ["IfNeeded", "Never"];
 const SIDE_EFFECTS: [&str; 2] = ["None", "NoneOnDryRun"];
 const REVIEW_VERSIONS: [&str; 2] = ["v1", "v1beta1"];
 
-pub(super) fn webhooks(configuration: &Value, mutating: bool, errors: &mut ErrorList) {
+pub(super) fn validate_webhooks(configuration: &Value, mutating: bool, errors: &mut ErrorList) {
     let mut seen = HashSet::new();
     for (i, hook) in configuration.items("webhooks").iter().enumerate() {
         let path = Path::new("webhooks").index(i);
@@ -33,12 +33,12 @@ pub(super) fn webhooks(configuration: &Value, mutating: bool, errors: &mut Error
 fn webhook(hook: &Value, mutating: bool, path: &Path, errors: &mut ErrorList) {
     names::fully_qualified_name(hook.text("name"), &path.child("name"), errors);
     for (i, item) in hook.items("rules").iter().enumerate() {
-        rule::rule(item, &path.child("rules").index(i), errors);
+        rule::validate_rule(item, &path.child("rules").index(i), errors);
     }
-    one_of(hook, "failurePolicy", &FAILURE_POLICIES, path, errors);
-    one_of(hook, "matchPolicy", &MATCH_POLICIES, path, errors);
+    optional_one_of(hook, "failurePolicy", &FAILURE_POLICIES, path, errors);
+    optional_one_of(hook, "matchPolicy", &MATCH_POLICIES, path, errors);
     if hook.has("sideEffects") {
-        one_of(hook, "sideEffects", &SIDE_EFFECTS, path, errors);
+        optional_one_of(hook, "sideEffects", &SIDE_EFFECTS, path, errors);
     } else {
         let detail = format!("must specify one of {}", SIDE_EFFECTS.join(", "));
         errors.required(&path.child("sideEffects"), &detail);
@@ -51,14 +51,20 @@ fn webhook(hook: &Value, mutating: bool, path: &Path, errors: &mut ErrorList) {
         meta::validate_label_selector(hook.at(field), &path.child(field), SelectorOptions::default(), errors);
     }
     if mutating {
-        one_of(hook, "reinvocationPolicy", &REINVOCATION_POLICIES, path, errors);
+        optional_one_of(hook, "reinvocationPolicy", &REINVOCATION_POLICIES, path, errors);
     }
-    client_config::endpoint(hook.at("clientConfig"), &path.child("clientConfig"), errors);
-    match_conditions(hook.items("matchConditions"), false, &path.child("matchConditions"), errors);
+    client_config::validate_client_config(hook.at("clientConfig"), &path.child("clientConfig"), errors);
+    validate_match_conditions(hook.items("matchConditions"), false, &path.child("matchConditions"), errors);
 }
 
 /// Validates an optional enum field.
-pub(super) fn one_of(obj: &Value, field: &str, values: &[&str], path: &Path, errors: &mut ErrorList) {
+pub(super) fn optional_one_of(
+    obj: &Value,
+    field: &str,
+    values: &[&str],
+    path: &Path,
+    errors: &mut ErrorList,
+) {
     if let Some(value) = obj.at(field).as_str().filter(|value| !values.contains(value)) {
         errors.not_supported(&path.child(field), value, values);
     }

@@ -52,11 +52,11 @@ impl RestStrategy for CustomResourceDefinition {
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         // Validates again with the old object, in upstream's order. Only the errors of the first pass
         // about metadata are kept, which the second pass does not repeat.
-        let note = Path::new("metadata.annotations").key(approval::APPROVAL_ANNOTATION);
-        errors.0.retain(|complaint| {
-            let path = complaint.path.as_str();
-            let of_name = path == "metadata.name" && complaint.message.ends_with(NAME_RULE);
-            path.starts_with("metadata") && complaint.path != note && !of_name
+        let annotation_path = Path::new("metadata.annotations").key(approval::APPROVAL_ANNOTATION);
+        errors.0.retain(|error| {
+            let path = error.path.as_str();
+            let is_name_error = path == "metadata.name" && error.message.ends_with(NAME_RULE);
+            path.starts_with("metadata") && error.path != annotation_path && !is_name_error
         });
         validate_definition(new, Some(old), errors);
     }
@@ -115,26 +115,26 @@ fn add_stored_version(crd: &mut Value) {
 /// A field of all versions: either equal in all of them (at the top level of the internal version) or
 /// kept per version.
 enum PerVersion<'a> {
-    ByAll(&'a Value),
-    Apart,
+    Shared(&'a Value),
+    Distinct,
 }
 
 impl<'a> PerVersion<'a> {
     fn from_versions(versions: &'a [Value], field: &str) -> PerVersion<'a> {
-        let Some((first, rest)) = versions.split_first() else { return PerVersion::Apart };
+        let Some((first, rest)) = versions.split_first() else { return PerVersion::Distinct };
         let same = |version: &Value| {
             let (one, other) = (first.at(field), version.at(field));
             one == other || is_empty(one) && is_empty(other)
         };
-        if rest.iter().all(same) { PerVersion::ByAll(first.at(field)) } else { PerVersion::Apart }
+        if rest.iter().all(same) { PerVersion::Shared(first.at(field)) } else { PerVersion::Distinct }
     }
 
     /// The value common to all versions, or null.
     fn shared_value(&self) -> &'a Value {
         static NULL: Value = Value::Null;
         match self {
-            PerVersion::ByAll(value) => value,
-            PerVersion::Apart => &NULL,
+            PerVersion::Shared(value) => value,
+            PerVersion::Distinct => &NULL,
         }
     }
 
@@ -142,8 +142,8 @@ impl<'a> PerVersion<'a> {
     fn version_value<'b>(&self, version: &'b Value, field: &str) -> &'b Value {
         static NULL: Value = Value::Null;
         match self {
-            PerVersion::ByAll(_) => &NULL,
-            PerVersion::Apart => version.at(field),
+            PerVersion::Shared(_) => &NULL,
+            PerVersion::Distinct => version.at(field),
         }
     }
 }
@@ -158,7 +158,7 @@ fn validate_definition(crd: &Value, old: Option<&Value>, errors: &mut ErrorList)
     if let Some(old) = old {
         let before = old.at("spec");
         let established = is_established(old);
-        conversion::ca_bundle_update(spec, before, established, &path.child("conversion"), errors);
+        conversion::validate_ca_bundle_update(spec, before, established, &path.child("conversion"), errors);
         let names = |spec: &Value, field: &str| Value::from(spec.at("names").text(field));
         if established {
             meta::validate_immutable(
@@ -189,7 +189,7 @@ fn validate_definition(crd: &Value, old: Option<&Value>, errors: &mut ErrorList)
     }
     validate_accepted_names(crd, errors);
     validate_stored_versions(crd, errors);
-    approval::approval(crd, old, errors);
+    approval::validate_approval(crd, old, errors);
     let old_preserved = old.is_some_and(|old| old.at("spec").flag("preserveUnknownFields"));
     if spec.flag("preserveUnknownFields") && !old_preserved {
         errors.invalid(
@@ -209,7 +209,7 @@ fn is_established(crd: &Value) -> bool {
 
 fn validate_spec(spec: &Value, path: &Path, errors: &mut ErrorList) {
     validate_group(spec.text("group"), &path.child("group"), errors);
-    one_of(spec.text("scope"), &["Cluster", "Namespaced"], &path.child("scope"), errors);
+    required_one_of(spec.text("scope"), &["Cluster", "Namespaced"], &path.child("scope"), errors);
 
     let versions = spec.items("versions");
     let schemas = PerVersion::from_versions(versions, "schema");
@@ -238,20 +238,20 @@ fn validate_spec(spec: &Value, path: &Path, errors: &mut ErrorList) {
         let path = at_version(i);
         let name = version.text("name");
         invalid_joined(names::dns1035_label(name), name, "", &path.child("name"), errors);
-        version::deprecation(version, &path.child("deprecationWarning"), errors);
+        version::validate_deprecation(version, &path.child("deprecationWarning"), errors);
         let validation = schemas.version_value(version, "schema");
-        schema::validation(validation, has_status(version), &path.child("schema"), errors);
-        version::scale(
+        schema::validate_version_schema(validation, has_status(version), &path.child("schema"), errors);
+        version::validate_scale(
             subresources.version_value(version, "subresources"),
             &path.child("subresources"),
             errors,
         );
-        version::printer_columns(
+        version::validate_printer_columns(
             columns.version_value(version, "additionalPrinterColumns"),
             &path.child("additionalPrinterColumns"),
             errors,
         );
-        version::selectable_fields(
+        version::validate_selectable_fields(
             selectable.version_value(version, "selectableFields"),
             version.at("schema"),
             &path.child("selectableFields"),
@@ -267,23 +267,32 @@ fn validate_spec(spec: &Value, path: &Path, errors: &mut ErrorList) {
         }
     }
     validate_resource_names(names, &path.child("names"), errors);
-    schema::validation(
+    schema::validate_version_schema(
         schemas.shared_value(),
         versions.iter().any(has_status),
         &path.child("validation"),
         errors,
     );
-    version::scale(subresources.shared_value(), &path.child("subresources"), errors);
-    version::printer_columns(columns.shared_value(), &path.child("additionalPrinterColumns"), errors);
+    version::validate_scale(subresources.shared_value(), &path.child("subresources"), errors);
+    version::validate_printer_columns(
+        columns.shared_value(),
+        &path.child("additionalPrinterColumns"),
+        errors,
+    );
     let first = versions.first().map_or(&Value::Null, |version| version.at("schema"));
-    version::selectable_fields(selectable.shared_value(), first, &path.child("selectableFields"), errors);
+    version::validate_selectable_fields(
+        selectable.shared_value(),
+        first,
+        &path.child("selectableFields"),
+        errors,
+    );
 
     let strategy = spec.at("conversion").text("strategy");
     if spec.has("conversion") && strategy != "None" && preserve {
         let path = path.child("conversion.strategy");
         errors.invalid(&path, strategy, "must be None if spec.preserveUnknownFields is true");
     }
-    conversion::conversion(spec.at("conversion"), &path.child("conversion"), errors);
+    conversion::validate_conversion(spec.at("conversion"), &path.child("conversion"), errors);
 }
 
 fn validate_group(group: &str, path: &Path, errors: &mut ErrorList) {
@@ -297,7 +306,7 @@ fn validate_group(group: &str, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-fn one_of(value: &str, known: &[&str], path: &Path, errors: &mut ErrorList) {
+fn required_one_of(value: &str, known: &[&str], path: &Path, errors: &mut ErrorList) {
     if value.is_empty() {
         errors.required(path, "");
     } else if !known.contains(&value) {

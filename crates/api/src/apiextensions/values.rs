@@ -32,7 +32,7 @@ pub fn validate_value(
 }
 
 /// Validates an update with ratcheting: errors in parts that are equal to `old` are ignored.
-pub fn validate_change(
+pub fn validate_value_update(
     schema: &Value,
     value: &Value,
     old: &Value,
@@ -101,9 +101,11 @@ impl ValueValidator<'_> {
             // The format check decides instead.
             return;
         }
-        let whole = value.as_f64().is_some_and(|number| number.fract() == 0.0);
+        let is_integer = value.as_f64().is_some_and(|number| number.fract() == 0.0);
         let fits = expected.split(',').any(|expected| {
-            expected == kind || expected == "number" && kind == "integer" || expected == "integer" && whole
+            expected == kind
+                || expected == "number" && kind == "integer"
+                || expected == "integer" && is_integer
         });
         if !fits {
             let path = self.at(name);
@@ -204,14 +206,14 @@ impl ValueValidator<'_> {
             _ => false,
         };
         if out_of_range {
-            let of = match format {
+            let expected_format = match format {
                 "int32" | "int64" | "float" => format!("with format {format}"),
                 _ => "(default format)".to_owned(),
             };
             self.errors.invalid(
                 self.base,
                 "",
-                &format!("Checked value must be of type {kind} {of} in {name}"),
+                &format!("Checked value must be of type {kind} {expected_format} in {name}"),
             );
         }
         let limit = |keyword: &str| schema.at(keyword).as_f64();
@@ -431,7 +433,14 @@ mod tests {
         let old = json!({"a": "long", "parts": [{"name": "x", "size": 0}, {"name": "y", "size": 0}]});
         let new = json!({"a": "long", "b": 1, "parts": [{"name": "y", "size": 0}, {"name": "z", "size": 0}, {"name": "x", "size": -1}]});
         let mut errors = ErrorList::default();
-        validate_change(&schema, &new, &old, &Path::root(), &Patterns::from_schema(&schema), &mut errors);
+        validate_value_update(
+            &schema,
+            &new,
+            &old,
+            &Path::root(),
+            &Patterns::from_schema(&schema),
+            &mut errors,
+        );
         let paths: Vec<&str> = errors.0.iter().map(|error| error.path.as_str()).collect();
         assert_eq!(paths, ["parts[1].size", "parts[2].size"]);
     }

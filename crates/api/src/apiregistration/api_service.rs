@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::admissionregistration::client_config::service_reference;
+use crate::admissionregistration::client_config::validate_service_reference;
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::names;
@@ -36,9 +36,9 @@ impl RestStrategy for APIService {
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
         let (group, version) = (spec.text("group"), spec.text("version"));
-        let (name, wanted) = (obj.at("metadata").text("name"), format!("{version}.{group}"));
-        if names::path_segment_name(name).is_empty() && name != wanted {
-            let message = format!("must be `spec.version+\".\"+spec.group`: {wanted:?}");
+        let (name, expected_name) = (obj.at("metadata").text("name"), format!("{version}.{group}"));
+        if names::path_segment_name(name).is_empty() && name != expected_name {
+            let message = format!("must be `spec.version+\".\"+spec.group`: {expected_name:?}");
             errors.invalid(&Path::new("metadata.name"), name, &message);
         }
         if group.is_empty() && version != "v1" {
@@ -93,7 +93,7 @@ fn service(spec: &Value, path: &Path, errors: &mut ErrorList) {
         }
         return;
     }
-    service_reference(spec.at("service"), ["namespace", "name"], &path.child("service"), errors);
+    validate_service_reference(spec.at("service"), ["namespace", "name"], &path.child("service"), errors);
     if insecure && !bundle.is_empty() {
         errors.invalid(&at_insecure, true, "may not be true if caBundle is present");
     }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::core::pod::rules::{immutable, non_negative};
+use crate::core::pod::rules::{non_negative, validate_immutable};
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::strategy::RestStrategy;
@@ -23,6 +23,6 @@ impl RestStrategy for ControllerRevision {
     }
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
-        immutable(errors, &Path::new("data"), new.at("data"), old.at("data"));
+        validate_immutable(errors, &Path::new("data"), new.at("data"), old.at("data"));
     }
 }

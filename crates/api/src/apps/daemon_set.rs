@@ -5,8 +5,8 @@ use serde_json::Value;
 use super::deployment::render_strategy;
 use super::workload;
 use crate::core::pod::internal;
-use crate::core::pod::rules::{immutable, invalid_as, non_negative};
-use crate::core::pod::template::{keeps_running, validate_pod_template_spec};
+use crate::core::pod::rules::{invalid_as, non_negative, validate_immutable};
+use crate::core::pod::template::{validate_long_running, validate_pod_template_spec};
 use crate::core::pod::warnings;
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
@@ -41,14 +41,14 @@ impl RestStrategy for DaemonSet {
         let selector = spec.at("selector");
         meta::validate_label_selector(selector, &path.child("selector"), SelectorOptions::default(), errors);
         if let Ok(parsed) = LabelSelector::from_value(selector) {
-            workload::selector_mismatch(&parsed, spec, &path, errors);
+            workload::validate_template_labels(&parsed, spec, &path, errors);
         }
         if !selector.is_null() && workload::is_empty(selector) {
             invalid_as(errors, &path.child("selector"), "{}", "empty selector is invalid for daemonset");
         }
         let (template, at) = (spec.at("template"), path.child("template"));
         validate_pod_template_spec(template, &at, errors);
-        keeps_running(template, &at, "DaemonSet", errors);
+        validate_long_running(template, &at, "DaemonSet", errors);
         non_negative(errors, spec, &path, "minReadySeconds");
         update_strategy(spec.at("updateStrategy"), &path.child("updateStrategy"), errors);
         non_negative(errors, spec, &path, "revisionHistoryLimit");
@@ -56,7 +56,7 @@ impl RestStrategy for DaemonSet {
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let field = "spec.selector";
-        immutable(errors, &Path::new(field), new.path(field), old.path(field));
+        validate_immutable(errors, &Path::new(field), new.path(field), old.path(field));
     }
 
     fn validate_status_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
@@ -109,15 +109,15 @@ fn update_strategy(strategy: &Value, path: &Path, e: &mut ErrorList) {
         "RollingUpdate" => {
             const FIELDS: [&str; 2] = ["maxUnavailable", "maxSurge"];
             for field in FIELDS {
-                workload::count_or_percent(rollout, &at, field, e);
+                workload::validate_count_or_percent(rollout, &at, field, e);
             }
             for field in FIELDS {
-                workload::not_over_100_percent(rollout, &at, field, e);
+                workload::validate_max_100_percent(rollout, &at, field, e);
             }
             match FIELDS.map(|field| workload::int_value(rollout, field) != 0) {
                 [true, true] => {
-                    let words = "may not be set when maxUnavailable is non-zero";
-                    e.invalid(&at.child("maxSurge"), rollout.at("maxSurge").clone(), words);
+                    let message = "may not be set when maxUnavailable is non-zero";
+                    e.invalid(&at.child("maxSurge"), rollout.at("maxSurge").clone(), message);
                 }
                 [false, false] => e.required(&at.child("maxUnavailable"), "cannot be 0 when maxSurge is 0"),
                 _ => {}

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::workload;
-use crate::core::pod::rules::{immutable, non_negative};
+use crate::core::pod::rules::{non_negative, validate_immutable};
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::meta::semantic_equal;
@@ -30,7 +30,7 @@ impl RestStrategy for Deployment {
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
         non_negative(errors, spec, &path, "replicas");
-        workload::selector(spec, &path, "deployment", errors);
+        workload::validate_selector(spec, &path, "deployment", errors);
         if workload::validate_selector_matches_template(spec, &path, "invalid label selector", errors) {
             workload::validate_template(spec, &path, "ReplicaSet", errors);
         }
@@ -48,7 +48,7 @@ impl RestStrategy for Deployment {
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let field = "spec.selector";
-        immutable(errors, &Path::new(field), new.path(field), old.path(field));
+        validate_immutable(errors, &Path::new(field), new.path(field), old.path(field));
     }
 
     fn validate_status_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
@@ -89,14 +89,14 @@ fn validate_strategy(strategy: &Value, path: &Path, e: &mut ErrorList) {
             e.required(&at, "this should be defaulted and never be nil");
         }
         "RollingUpdate" => {
-            workload::count_or_percent(rollout, &at, "maxUnavailable", e);
-            workload::count_or_percent(rollout, &at, "maxSurge", e);
+            workload::validate_count_or_percent(rollout, &at, "maxUnavailable", e);
+            workload::validate_count_or_percent(rollout, &at, "maxSurge", e);
             let number = |field| workload::int_value(rollout, field);
             if number("maxUnavailable") == 0 && number("maxSurge") == 0 {
                 let value = rollout.at("maxUnavailable").clone();
                 e.invalid(&at.child("maxUnavailable"), value, "may not be 0 when `maxSurge` is 0");
             }
-            workload::not_over_100_percent(rollout, &at, "maxUnavailable", e);
+            workload::validate_max_100_percent(rollout, &at, "maxUnavailable", e);
         }
         _ => workload::unsupported(e, path, &render_strategy(strategy), "\"Recreate\", \"RollingUpdate\""),
     }

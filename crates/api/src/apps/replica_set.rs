@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::workload;
-use crate::core::pod::rules::{immutable, non_negative};
+use crate::core::pod::rules::{non_negative, validate_immutable};
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::strategy::RestStrategy;
@@ -19,7 +19,7 @@ impl RestStrategy for ReplicaSet {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
         non_negative(errors, spec, &path, "replicas");
         non_negative(errors, spec, &path, "minReadySeconds");
-        workload::selector(spec, &path, "deployment", errors);
+        workload::validate_selector(spec, &path, "deployment", errors);
         if workload::validate_selector_matches_template(spec, &path, "invalid label selector", errors) {
             workload::validate_template(spec, &path, "ReplicaSet", errors);
         }
@@ -27,11 +27,11 @@ impl RestStrategy for ReplicaSet {
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let field = "spec.selector";
-        immutable(errors, &Path::new(field), new.path(field), old.path(field));
+        validate_immutable(errors, &Path::new(field), new.path(field), old.path(field));
     }
 
     fn validate_status_update(&self, new: &Value, _old: &Value, errors: &mut ErrorList) {
-        workload::replica_status(new.at("status"), errors);
+        workload::validate_replica_status(new.at("status"), errors);
     }
 
     fn selectable_fields(&self, obj: &Value) -> Vec<(&'static str, String)> {

@@ -5,9 +5,11 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::workload;
-use crate::core::pod::rules::{invalid_as, label, non_negative};
-use crate::core::pod::template::{keeps_running, pod_annotations, validate_pod_template_spec};
-use crate::core::pod::{claim_spec, warnings};
+use crate::core::pod::rules::{invalid_as, non_negative, validate_label};
+use crate::core::pod::template::{
+    validate_long_running, validate_pod_annotations, validate_pod_template_spec,
+};
+use crate::core::pod::{validate_claim_spec, warnings};
 use crate::field::{ErrorList, Path, quote};
 use crate::json::JsonExt;
 use crate::meta::{self, semantic_equal};
@@ -45,19 +47,23 @@ impl RestStrategy for StatefulSet {
         update_strategy(spec.at("updateStrategy"), &path.child("updateStrategy"), errors);
         retention(spec.at("persistentVolumeClaimRetentionPolicy"), &path, errors);
         for (i, claim) in spec.items("volumeClaimTemplates").iter().enumerate() {
-            claim_spec(errors, claim.at("spec"), &path.child("volumeClaimTemplates").index(i).child("spec"));
+            validate_claim_spec(
+                errors,
+                claim.at("spec"),
+                &path.child("volumeClaimTemplates").index(i).child("spec"),
+            );
         }
         non_negative(errors, spec, &path, "replicas");
         non_negative(errors, spec, &path, "minReadySeconds");
         non_negative(errors, spec.at("ordinals"), &path.child("ordinals"), "start");
         if !spec.text("serviceName").is_empty() {
-            label(errors, &path.child("serviceName"), spec.text("serviceName"));
+            validate_label(errors, &path.child("serviceName"), spec.text("serviceName"));
         }
-        workload::selector(spec, &path, "statefulset", errors);
+        workload::validate_selector(spec, &path, "statefulset", errors);
         if workload::validate_selector_matches_template(spec, &path, "", errors) {
             template(spec, &path.child("template"), errors);
         }
-        keeps_running(spec.at("template"), &path.child("template"), "StatefulSet", errors);
+        validate_long_running(spec.at("template"), &path.child("template"), "StatefulSet", errors);
     }
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
@@ -140,8 +146,8 @@ fn update_strategy(strategy: &Value, path: &Path, e: &mut ErrorList) {
         "" => e.required(path, ""),
         "OnDelete" => {
             if !rollout.is_null() {
-                let words = "only allowed for updateStrategy 'RollingUpdate'";
-                invalid_as(e, &path.child("rollingUpdate"), &rendered(), words);
+                let message = "only allowed for updateStrategy 'RollingUpdate'";
+                invalid_as(e, &path.child("rollingUpdate"), &rendered(), message);
             }
         }
         "RollingUpdate" => non_negative(e, rollout, &path.child("rollingUpdate"), "partition"),
@@ -188,5 +194,5 @@ fn template(spec: &Value, path: &Path, e: &mut ErrorList) {
     let metadata = template.at("metadata");
     meta::validate_labels(metadata.at("labels"), &path.child("labels"), e);
     meta::validate_annotations(metadata.at("annotations"), &path.child("annotations"), e);
-    pod_annotations(e, metadata, template.at("spec"), &path.child("annotations"));
+    validate_pod_annotations(e, metadata, template.at("spec"), &path.child("annotations"));
 }

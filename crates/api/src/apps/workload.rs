@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use crate::core::pod::rules::{invalid_as, non_negative, render_value};
-use crate::core::pod::template::{keeps_running, name_warning, validate_pod_template_spec};
-use crate::core::pod::{drop_disabled, warnings};
+use crate::core::pod::template::{name_warning, validate_long_running, validate_pod_template_spec};
+use crate::core::pod::{drop_disabled_fields, warnings};
 use crate::field::{ErrorList, ErrorType, Path};
 use crate::intstr::IntOrString;
 use crate::json::JsonExt;
@@ -15,7 +15,7 @@ use crate::selector::LabelSelector;
 const MISMATCH: &str = "`selector` does not match template `labels`";
 
 /// Validates a required selector that must not be empty. `kind` is the workload's name in the message.
-pub(crate) fn selector(spec: &Value, path: &Path, kind: &str, e: &mut ErrorList) {
+pub(crate) fn validate_selector(spec: &Value, path: &Path, kind: &str, e: &mut ErrorList) {
     let (selector, at) = (spec.at("selector"), path.child("selector"));
     if selector.is_null() {
         return e.required(&at, "");
@@ -40,21 +40,26 @@ pub(crate) fn validate_selector_matches_template(
 ) -> bool {
     let selector = spec.at("selector");
     let Ok(parsed) = LabelSelector::from_value(selector) else {
-        let words = if invalid.is_empty() { String::new() } else { format!(": {invalid}") };
+        let message = if invalid.is_empty() { String::new() } else { format!(": {invalid}") };
         e.push(
             ErrorType::Invalid,
             &path.child("selector"),
-            format!("Invalid value: {}{words}", render_value(selector)),
+            format!("Invalid value: {}{message}", render_value(selector)),
         );
         return false;
     };
     if !selector.is_null() && !is_empty(selector) {
-        selector_mismatch(&parsed, spec, path, e);
+        validate_template_labels(&parsed, spec, path, e);
     }
     true
 }
 
-pub(crate) fn selector_mismatch(selector: &LabelSelector, spec: &Value, path: &Path, e: &mut ErrorList) {
+pub(crate) fn validate_template_labels(
+    selector: &LabelSelector,
+    spec: &Value,
+    path: &Path,
+    e: &mut ErrorList,
+) {
     let labels = spec.path("template.metadata.labels");
     if !selector.matches_labels(labels) {
         invalid_as(e, &path.child("template.metadata.labels"), &labels.to_string(), MISMATCH);
@@ -64,19 +69,19 @@ pub(crate) fn selector_mismatch(selector: &LabelSelector, spec: &Value, path: &P
 /// Validates the template of a Deployment, ReplicaSet or ReplicationController.
 pub(crate) fn validate_template(spec: &Value, path: &Path, kind: &str, e: &mut ErrorList) {
     validate_pod_template_spec(spec.at("template"), &path.child("template"), e);
-    keeps_running(spec.at("template"), &path.child("template"), kind, e);
+    validate_long_running(spec.at("template"), &path.child("template"), kind, e);
 }
 
 /// Drops fields of disabled features from the pod template at `path`.
 pub(crate) fn prepare_template(object: &mut Value, path: &[&str]) {
     let spec = path.iter().try_fold(object, |value, name| value.get_mut(name));
     if let Some(spec) = spec.and_then(|template| template.get_mut("spec")) {
-        drop_disabled(spec);
+        drop_disabled_fields(spec);
     }
 }
 
 /// Validates a non-negative number or a percentage.
-pub(crate) fn count_or_percent(rollout: &Value, path: &Path, field: &str, e: &mut ErrorList) {
+pub(crate) fn validate_count_or_percent(rollout: &Value, path: &Path, field: &str, e: &mut ErrorList) {
     match IntOrString::from_value(rollout.at(field)) {
         Some(IntOrString::Text(text)) => e.invalid_each(&path.child(field), text, names::percent(text)),
         _ => non_negative(e, rollout, path, field),
@@ -98,7 +103,7 @@ fn parse_percent(value: IntOrString<'_>) -> Option<i64> {
     }
 }
 
-pub(crate) fn not_over_100_percent(rollout: &Value, path: &Path, field: &str, e: &mut ErrorList) {
+pub(crate) fn validate_max_100_percent(rollout: &Value, path: &Path, field: &str, e: &mut ErrorList) {
     let percent = IntOrString::from_value(rollout.at(field)).and_then(parse_percent);
     if percent.is_some_and(|percent| percent > 100) {
         e.invalid(&path.child(field), rollout.at(field).clone(), "must not be greater than 100%");
@@ -111,11 +116,11 @@ pub(crate) fn render_number(value: &Value) -> String {
 }
 
 /// Reports an unsupported struct, which upstream prints with Go field names.
-pub(crate) fn unsupported(e: &mut ErrorList, path: &Path, shown: &str, supported: &str) {
+pub(crate) fn unsupported(e: &mut ErrorList, path: &Path, rendered: &str, supported: &str) {
     e.push(
         ErrorType::NotSupported,
         path,
-        format!("Unsupported value: {shown}: supported values: {supported}"),
+        format!("Unsupported value: {rendered}: supported values: {supported}"),
     );
 }
 
@@ -131,16 +136,16 @@ pub(crate) fn validate_counts(
     for field in fields {
         non_negative(e, status, &path, field);
     }
-    for (part, whole, words) in parts {
+    for (part, whole, message) in parts {
         let number = |field| status.int(field).unwrap_or(0);
         if number(part) > number(whole) {
-            e.invalid(&path.child(part), number(part), words);
+            e.invalid(&path.child(part), number(part), message);
         }
     }
 }
 
 /// Validates the status of a ReplicaSet or of a ReplicationController (which has no terminating replicas).
-pub(crate) fn replica_status(status: &Value, e: &mut ErrorList) {
+pub(crate) fn validate_replica_status(status: &Value, e: &mut ErrorList) {
     const COUNTS: &[&str] = &[
         "replicas",
         "fullyLabeledReplicas",

@@ -11,9 +11,9 @@ pub struct LocalSubjectAccessReview;
 impl RestStrategy for LocalSubjectAccessReview {
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let spec = obj.at("spec");
-        super::attributes(spec, errors);
-        super::subject(spec, errors);
-        super::selectors(spec, errors);
+        super::validate_attributes(spec, errors);
+        super::validate_subject(spec, errors);
+        super::validate_selectors(spec, errors);
         super::require_empty_metadata(obj, &["namespace"], "must be empty except for namespace", errors);
         let namespace = spec.at("resourceAttributes").text("namespace");
         if spec.has("resourceAttributes") && namespace != obj.at("metadata").text("namespace") {

@@ -10,8 +10,8 @@ pub struct SelfSubjectAccessReview;
 
 impl RestStrategy for SelfSubjectAccessReview {
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
-        super::attributes(obj.at("spec"), errors);
-        super::selectors(obj.at("spec"), errors);
+        super::validate_attributes(obj.at("spec"), errors);
+        super::validate_selectors(obj.at("spec"), errors);
         super::require_empty_metadata(obj, &[], "must be empty", errors);
     }
 }

@@ -10,9 +10,9 @@ pub struct SubjectAccessReview;
 
 impl RestStrategy for SubjectAccessReview {
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
-        super::attributes(obj.at("spec"), errors);
-        super::subject(obj.at("spec"), errors);
-        super::selectors(obj.at("spec"), errors);
+        super::validate_attributes(obj.at("spec"), errors);
+        super::validate_subject(obj.at("spec"), errors);
+        super::validate_selectors(obj.at("spec"), errors);
         super::require_empty_metadata(obj, &[], "must be empty", errors);
     }
 }

@@ -23,7 +23,7 @@ impl RestStrategy for HorizontalPodAutoscaler {
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         // The errors about the spec are replaced, because an update may keep values that the old object has.
-        errors.0.retain(|complaint| !complaint.path.as_str().starts_with("spec"));
+        errors.0.retain(|error| !error.path.as_str().starts_with("spec"));
         validate_spec(new.at("spec"), &ValidationOptions::for_update(new, old), errors);
     }
 
@@ -102,7 +102,7 @@ fn validate_spec(spec: &Value, options: &ValidationOptions, errors: &mut ErrorLi
         errors.invalid(&path.child("maxReplicas"), max, "must be greater than or equal to `minReplicas`");
     }
     validate_reference(spec.at("scaleTargetRef"), options.target, &path.child("scaleTargetRef"), errors);
-    metric::metrics(spec, options.described_object, &path.child("metrics"), errors);
+    metric::validate_metrics(spec, options.described_object, &path.child("metrics"), errors);
     for direction in ["scaleUp", "scaleDown"] {
         let rules = spec.at("behavior").at(direction);
         if !rules.is_null() {

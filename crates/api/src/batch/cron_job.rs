@@ -13,15 +13,15 @@ use crate::json::JsonExt;
 use crate::meta::semantic_equal;
 use crate::strategy::RestStrategy;
 
-const TEMPLATE: &[&str] = &["spec", "jobTemplate", "spec", "template"];
+const TEMPLATE_PATH: &[&str] = &["spec", "jobTemplate", "spec", "template"];
 /// The controller appends a dash and ten digits to the name of each Job.
-const MAX_NAME: usize = 52;
+const MAX_NAME_BYTES: usize = 52;
 
 pub struct CronJob;
 
 impl RestStrategy for CronJob {
     fn prepare(&self, new: &mut Value) {
-        workload::prepare_template(new, TEMPLATE);
+        workload::prepare_template(new, TEMPLATE_PATH);
     }
 
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
@@ -42,9 +42,9 @@ impl RestStrategy for CronJob {
 
     fn validate_create(&self, new: &Value, errors: &mut ErrorList) {
         let name = new.at("metadata").text("name");
-        if name.len() > MAX_NAME {
-            let words = format!("must be no more than {MAX_NAME} characters");
-            errors.invalid(&Path::new("metadata.name"), name, &words);
+        if name.len() > MAX_NAME_BYTES {
+            let message = format!("must be no more than {MAX_NAME_BYTES} characters");
+            errors.invalid(&Path::new("metadata.name"), name, &message);
         }
     }
 
@@ -68,8 +68,8 @@ impl RestStrategy for CronJob {
 }
 
 fn schedule(text: &str, path: &Path, e: &mut ErrorList) {
-    if let Err(why) = Schedule::parse(text) {
-        e.invalid(path, text, &why);
+    if let Err(reason) = Schedule::parse(text) {
+        e.invalid(path, text, &reason);
     }
     if text.contains("TZ") {
         e.invalid(path, text, "cannot use TZ or CRON_TZ in schedule, use timeZone field instead");
@@ -81,8 +81,8 @@ fn time_zone(zone: &str, path: &Path, e: &mut ErrorList) {
         return e.invalid(path, zone, "timeZone must be nil or non-empty string");
     }
     if zone.eq_ignore_ascii_case("Local") {
-        let words = "timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones";
-        e.invalid(path, zone, words);
+        let message = "timeZone must be an explicit time zone as defined in https://www.iana.org/time-zones";
+        e.invalid(path, zone, message);
         if zone == "Local" {
             return;
         }

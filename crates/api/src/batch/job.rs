@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::apps::workload;
 use crate::core::pod::internal::{self, format_compact};
-use crate::core::pod::rules::{IMMUTABLE, immutable, invalid_as, non_negative, render_value};
+use crate::core::pod::rules::{IMMUTABLE, invalid_as, non_negative, render_value, validate_immutable};
 use crate::core::pod::template::name_warning;
 use crate::core::pod::{validate_pod_template_spec, warnings};
 use crate::field::{ErrorList, Path};
@@ -23,8 +23,8 @@ const NAME_LABEL: &str = "batch.kubernetes.io/job-name";
 const OLD_UID_LABEL: &str = "controller-uid";
 const OLD_NAME_LABEL: &str = "job-name";
 
-const MAX_INDEXED_PARALLELISM: i64 = 100_000;
-const MAX_FAILED_INDEXES_FOR_LARGE_JOB: i64 = 10_000;
+const INDEXED_JOB_LIMIT: i64 = 100_000;
+const LIMIT_FOR_HIGH_COMPLETIONS: i64 = 10_000;
 
 pub struct Job;
 
@@ -44,7 +44,7 @@ impl RestStrategy for Job {
 
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (spec, path) = (obj.at("spec"), Path::new("spec"));
-        generated_selector(obj, errors);
+        validate_generated_selector(obj, errors);
         validate_spec(spec, &path, errors);
         let selector = spec.at("selector");
         if selector.is_null() {
@@ -58,7 +58,7 @@ impl RestStrategy for Job {
             );
         }
         if let Ok(parsed) = LabelSelector::from_value(selector) {
-            workload::selector_mismatch(&parsed, spec, &path, errors);
+            workload::validate_template_labels(&parsed, spec, &path, errors);
         }
         if is_indexed(spec)
             && let Some(completions) = spec.int("completions").filter(|&completions| completions > 0)
@@ -66,8 +66,8 @@ impl RestStrategy for Job {
             let name = obj.at("metadata").text("name");
             let last = format!("{name}-{}", completions - 1);
             if !names::dns1123_label(&last).is_empty() {
-                let words = format!("will not able to create pod with invalid DNS label: {last}");
-                errors.invalid(&Path::new("metadata.name"), name, &words);
+                let message = format!("will not able to create pod with invalid DNS label: {last}");
+                errors.invalid(&Path::new("metadata.name"), name, &message);
             }
         }
     }
@@ -76,12 +76,12 @@ impl RestStrategy for Job {
         let path = Path::new("spec");
         let (spec, before) = (new.at("spec"), old.at("spec"));
         validate_completions_update(spec, before, &path.child("completions"), errors);
-        immutable(errors, &path.child("selector"), spec.at("selector"), before.at("selector"));
+        validate_immutable(errors, &path.child("selector"), spec.at("selector"), before.at("selector"));
         validate_template_update(new, old, errors);
         for field in
             ["completionMode", "podFailurePolicy", "backoffLimitPerIndex", "managedBy", "successPolicy"]
         {
-            immutable(errors, &path.child(field), spec.at(field), before.at(field));
+            validate_immutable(errors, &path.child(field), spec.at(field), before.at(field));
         }
     }
 
@@ -107,8 +107,8 @@ pub(super) fn spec_warnings(spec: &Value, path: &Path) -> Vec<String> {
     let number = |field| spec.int(field).unwrap_or(0);
     let mut found = Vec::new();
     if is_indexed(spec)
-        && number("completions") > MAX_INDEXED_PARALLELISM
-        && number("parallelism") > MAX_FAILED_INDEXES_FOR_LARGE_JOB
+        && number("completions") > INDEXED_JOB_LIMIT
+        && number("parallelism") > LIMIT_FOR_HIGH_COMPLETIONS
     {
         found.push(format!(
             "{path}: In Indexed Jobs with a number of completions higher than 10^5 and a parallelism higher than 10^4, Kubernetes might not be able to track completedIndexes when a big number of indexes fail"
@@ -148,7 +148,7 @@ fn inherit_labels(job: &mut Value) {
     }
 }
 
-fn generated_selector(job: &Value, e: &mut ErrorList) {
+fn validate_generated_selector(job: &Value, e: &mut ErrorList) {
     let spec = job.at("spec");
     if spec.flag("manualSelector") || spec.at("selector").is_null() {
         return;
@@ -161,10 +161,10 @@ fn generated_selector(job: &Value, e: &mut ErrorList) {
     let expected = [(OLD_UID_LABEL, uid), (OLD_NAME_LABEL, name), (UID_LABEL, uid), (NAME_LABEL, name)];
     for (key, value) in expected {
         let at = Path::new("spec.template.metadata.labels").key(key);
-        let words = format!("must be '{value}'");
+        let message = format!("must be '{value}'");
         match labels.get(key).and_then(Value::as_str) {
-            None => e.required(&at, &words),
-            Some(found) if found != value => e.invalid(&at, labels.clone(), &words),
+            None => e.required(&at, &message),
+            Some(found) if found != value => e.invalid(&at, labels.clone(), &message),
             Some(_) => {}
         }
     }
@@ -210,8 +210,8 @@ fn restart_policy(spec: &Value, path: &Path, e: &mut ErrorList) {
     match spec.path("template.spec").text("restartPolicy") {
         "Always" | "" => e.required(path, "valid values: \"OnFailure\", \"Never\""),
         "OnFailure" if spec.has("podFailurePolicy") => {
-            let words = "only \"Never\" is supported when podFailurePolicy is specified";
-            e.invalid(path, "OnFailure", words);
+            let message = "only \"Never\" is supported when podFailurePolicy is specified";
+            e.invalid(path, "OnFailure", message);
         }
         "OnFailure" | "Never" => {}
         other => e.not_supported(path, other, &["OnFailure", "Never"]),
@@ -240,31 +240,31 @@ fn validate_indexed(spec: &Value, path: &Path, e: &mut ErrorList) {
     if completions.is_none() {
         e.required(&path.child("completions"), "when completion mode is Indexed");
     }
-    let mut at_most = |field: &str, value: Option<i64>, max: i64, words: &str| {
+    let mut at_most = |field: &str, value: Option<i64>, max: i64, message: &str| {
         if let Some(value) = value.filter(|&value| value > max) {
-            e.invalid(&path.child(field), value, &format!("must be less than or equal to {words}"));
+            e.invalid(&path.child(field), value, &format!("must be less than or equal to {message}"));
         }
     };
-    at_most("parallelism", parallelism, MAX_INDEXED_PARALLELISM, "100000 when completion mode is Indexed");
+    at_most("parallelism", parallelism, INDEXED_JOB_LIMIT, "100000 when completion mode is Indexed");
     if let Some(completions) = completions {
         at_most("maxFailedIndexes", failed, completions, "completions");
     }
-    at_most("maxFailedIndexes", failed, MAX_INDEXED_PARALLELISM, "100000");
-    if completions.is_some_and(|completions| completions > MAX_INDEXED_PARALLELISM)
+    at_most("maxFailedIndexes", failed, INDEXED_JOB_LIMIT, "100000");
+    if completions.is_some_and(|completions| completions > INDEXED_JOB_LIMIT)
         && spec.has("backoffLimitPerIndex")
     {
-        const MAX_FAILED_INDEXES_MESSAGE: &str =
+        const HIGH_COMPLETIONS_MESSAGE: &str =
             "10000 when completions are above 100000 and used with backoff limit per index";
         if failed.is_none() {
-            let words = "must be specified when completions is above 100000";
-            e.required(&path.child("maxFailedIndexes"), words);
+            let message = "must be specified when completions is above 100000";
+            e.required(&path.child("maxFailedIndexes"), message);
         }
         let mut at_most = |field: &str, value: Option<i64>| {
-            if let Some(value) = value.filter(|&value| value > MAX_FAILED_INDEXES_FOR_LARGE_JOB) {
+            if let Some(value) = value.filter(|&value| value > LIMIT_FOR_HIGH_COMPLETIONS) {
                 e.invalid(
                     &path.child(field),
                     value,
-                    &format!("must be less than or equal to {MAX_FAILED_INDEXES_MESSAGE}"),
+                    &format!("must be less than or equal to {HIGH_COMPLETIONS_MESSAGE}"),
                 );
             }
         };
@@ -275,12 +275,12 @@ fn validate_indexed(spec: &Value, path: &Path, e: &mut ErrorList) {
 
 /// An Indexed Job may change its completions together with its parallelism.
 fn validate_completions_update(new: &Value, old: &Value, path: &Path, e: &mut ErrorList) {
-    let (now, before) = (new.at("completions"), old.at("completions"));
+    let (new_value, old_value) = (new.at("completions"), old.at("completions"));
     if !is_indexed(new) {
-        return immutable(e, path, now, before);
+        return validate_immutable(e, path, new_value, old_value);
     }
-    if now != before && !now.is_null() && now != new.at("parallelism") {
-        e.invalid(path, now.clone(), "can only be modified in tandem with spec.parallelism");
+    if new_value != old_value && !new_value.is_null() && new_value != new.at("parallelism") {
+        e.invalid(path, new_value.clone(), "can only be modified in tandem with spec.parallelism");
     }
 }
 
@@ -289,29 +289,30 @@ fn validate_completions_update(new: &Value, old: &Value, path: &Path, e: &mut Er
 fn validate_template_update(new: &Value, old: &Value, e: &mut ErrorList) {
     const MUTABLE_TEMPLATE_FIELDS: [&str; 3] = ["nodeSelector", "tolerations", "schedulingGates"];
     let path = Path::new("spec.template");
-    let now = new.path("spec.template");
-    let mut before = old.path("spec.template").clone();
+    let new_template = new.path("spec.template");
+    let mut old_template = old.path("spec.template").clone();
     let is_mutable = is_suspended_and_not_running(old);
     if is_mutable {
         for field in ["labels", "annotations"] {
-            copy_field(&mut before["metadata"], now.at("metadata"), field);
+            copy_field(&mut old_template["metadata"], new_template.at("metadata"), field);
         }
         for field in MUTABLE_TEMPLATE_FIELDS {
-            copy_field(&mut before["spec"], now.at("spec"), field);
+            copy_field(&mut old_template["spec"], new_template.at("spec"), field);
         }
-        let affinity = now.path("spec.affinity");
-        before["spec"].object_mut("affinity");
-        copy_field(&mut before["spec"]["affinity"], affinity, "nodeAffinity");
+        let affinity = new_template.path("spec.affinity");
+        old_template["spec"].object_mut("affinity");
+        copy_field(&mut old_template["spec"]["affinity"], affinity, "nodeAffinity");
     }
     if !old.at("spec").flag("suspend") || !is_mutable {
-        if !internal::semantic_equal("PodTemplateSpec", now, &before) {
-            invalid_as(e, &path, &format_compact("PodTemplateSpec", now), IMMUTABLE);
+        if !internal::semantic_equal("PodTemplateSpec", new_template, &old_template) {
+            invalid_as(e, &path, &format_compact("PodTemplateSpec", new_template), IMMUTABLE);
         }
         return;
     }
     for list in ["containers", "initContainers"] {
-        let (new_containers, kept) = (now.at("spec").items(list), before["spec"].get_mut(list));
-        let old_containers = kept
+        let (new_containers, old_list) =
+            (new_template.at("spec").items(list), old_template["spec"].get_mut(list));
+        let old_containers = old_list
             .and_then(Value::as_array_mut)
             .filter(|old_containers| old_containers.len() == new_containers.len());
         for (old_container, new_container) in old_containers.into_iter().flatten().zip(new_containers) {
@@ -320,8 +321,8 @@ fn validate_template_update(new: &Value, old: &Value, e: &mut ErrorList) {
             }
         }
     }
-    if !internal::semantic_equal("PodSpec", now.at("spec"), before.at("spec")) {
-        invalid_as(e, &path.child("spec"), &format_compact("PodSpec", now.at("spec")), IMMUTABLE);
+    if !internal::semantic_equal("PodSpec", new_template.at("spec"), old_template.at("spec")) {
+        invalid_as(e, &path.child("spec"), &format_compact("PodSpec", new_template.at("spec")), IMMUTABLE);
     }
 }
 
@@ -339,7 +340,7 @@ fn copy_field(to: &mut Value, from: &Value, field: &str) {
 
 fn is_suspended_and_not_running(job: &Value) -> bool {
     let status = job.at("status");
-    let suspended = status::is_true(job, "Suspended");
+    let suspended = status::is_condition_true(job, "Suspended");
     job.at("spec").flag("suspend")
         && (!status.has("startTime") || suspended)
         && status.int("active").unwrap_or(0) == 0

@@ -76,7 +76,7 @@ impl Schedule {
     pub fn next(&self, after: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
         let after = Timestamp::from_second(after.as_second()).ok()?;
         match self {
-            Schedule::Every(pause) => after.checked_add(*pause).ok(),
+            Schedule::Every(interval) => after.checked_add(*interval).ok(),
             Schedule::Times(times) => times.next(after, zone),
         }
     }
@@ -129,7 +129,7 @@ fn parse_descriptor(text: &str) -> Result<Schedule, String> {
                 return Err(format!("unrecognized descriptor: {text}"));
             };
             let every = parse_duration(every)
-                .map_err(|why| format!("failed to parse duration {text}: time: {why}"))?;
+                .map_err(|reason| format!("failed to parse duration {text}: time: {reason}"))?;
             return Ok(Schedule::Every(Duration::from_secs(every.as_secs().max(1))));
         }
     };
@@ -189,9 +189,9 @@ fn parse_range(text: &str, bounds: &Bounds) -> Result<(u64, bool), String> {
 }
 
 fn parse_number_or_name(text: &str, bounds: &Bounds) -> Result<u32, String> {
-    let place = bounds.names.iter().position(|name| text.eq_ignore_ascii_case(name));
-    match place {
-        Some(place) => Ok(bounds.min + u32::try_from(place).unwrap_or(0)),
+    let index = bounds.names.iter().position(|name| text.eq_ignore_ascii_case(name));
+    match index {
+        Some(index) => Ok(bounds.min + u32::try_from(index).unwrap_or(0)),
         None => parse_number(text),
     }
 }
@@ -247,6 +247,6 @@ fn parse_duration(text: &str) -> Result<Duration, String> {
         return Ok(Duration::ZERO);
     }
     // Go's durations are limited to 292 years.
-    let longest = Duration::from_nanos(i64::MAX.unsigned_abs());
-    Duration::try_from_secs_f64(seconds).ok().filter(|duration| *duration <= longest).ok_or_else(invalid)
+    let max = Duration::from_nanos(i64::MAX.unsigned_abs());
+    Duration::try_from_secs_f64(seconds).ok().filter(|duration| *duration <= max).ok_or_else(invalid)
 }

@@ -202,10 +202,10 @@ fn validates_cron_jobs() {
 }
 
 #[test]
-fn cron_schedule_parsing() {
+fn cron_schedule_parse_accepts_valid_and_rejects_invalid() {
     #[track_caller]
     fn check(text: &str, expected: &str) {
-        let found = Schedule::parse(text).map_or_else(|why| why, |_| "fine".to_owned());
+        let found = Schedule::parse(text).map_or_else(|reason| reason, |_| "fine".to_owned());
         assert_eq!(found, expected, "{text}");
     }
     for text in

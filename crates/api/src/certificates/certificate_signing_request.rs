@@ -71,7 +71,7 @@ impl RestStrategy for CertificateSigningRequest {
     }
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
-        errors.0.retain(|complaint| complaint.path.as_str().starts_with("metadata"));
+        errors.0.retain(|error| error.path.as_str().starts_with("metadata"));
         validate_csr_update(new, old, UpdateEndpoint::Main, errors);
     }
 
@@ -121,7 +121,7 @@ pub fn prepare_status(new: &mut Value, old: &Value, now: &str) {
         }
         let list = conditions_mut(new);
         let conditions = list.iter_mut().filter(|condition| condition.text("type") == kind);
-        conditions.zip(before).for_each(|(place, condition)| *place = condition);
+        conditions.zip(before).for_each(|(target, condition)| *target = condition);
     }
     stamp_conditions(new, old, now);
 }
@@ -253,7 +253,7 @@ fn attribute_strings<'a>(parts: impl Iterator<Item = &'a AttributeTypeAndValue<'
 
 /// Validates a signer name such as `example.com/signer`.
 fn validate_signer_name(name: &str, path: &Path, errors: &mut ErrorList) {
-    const MAX_LABEL_BYTES: usize = 253;
+    const MAX_SUBDOMAIN_BYTES: usize = 253;
     if name.is_empty() {
         errors.required(path, "");
         return;
@@ -264,26 +264,31 @@ fn validate_signer_name(name: &str, path: &Path, errors: &mut ErrorList) {
         errors.invalid(path, name, message);
         return;
     };
-    if domain.len() > MAX_LABEL_BYTES {
-        errors.too_long(path, MAX_LABEL_BYTES);
+    if domain.len() > MAX_SUBDOMAIN_BYTES {
+        errors.too_long(path, MAX_SUBDOMAIN_BYTES);
     }
-    first_bad_label(domain, names::dns1123_label, path, errors);
+    report_first_invalid_label(domain, names::dns1123_label, path, errors);
     if !domain.contains('.') {
         errors.invalid(path, *domain, "should be a domain with at least two segments separated by dots");
     }
-    first_bad_label(rest, names::dns1123_subdomain, path, errors);
-    let longest = MAX_LABEL_BYTES + 1 + MAX_LABEL_BYTES + 1 + 63;
-    if name.len() > longest {
-        errors.too_long(path, longest);
+    report_first_invalid_label(rest, names::dns1123_subdomain, path, errors);
+    let max_bytes = MAX_SUBDOMAIN_BYTES + 1 + MAX_SUBDOMAIN_BYTES + 1 + 63;
+    if name.len() > max_bytes {
+        errors.too_long(path, max_bytes);
     }
 }
 
 /// Reports only the first invalid label.
-fn first_bad_label(part: &str, check: fn(&str) -> Vec<String>, path: &Path, errors: &mut ErrorList) {
-    let bad = part.split('.').map(|label| (label, check(label))).find(|(_, words)| !words.is_empty());
-    if let Some((label, words)) = bad {
-        for word in words {
-            errors.invalid(path, part, &format!("validating label {label:?}: {word}"));
+fn report_first_invalid_label(
+    part: &str,
+    check: fn(&str) -> Vec<String>,
+    path: &Path,
+    errors: &mut ErrorList,
+) {
+    let bad = part.split('.').map(|label| (label, check(label))).find(|(_, messages)| !messages.is_empty());
+    if let Some((label, messages)) = bad {
+        for message in messages {
+            errors.invalid(path, part, &format!("validating label {label:?}: {message}"));
         }
     }
 }
@@ -298,7 +303,7 @@ fn validate_conditions(status: &Value, old: Option<&Value>, errors: &mut ErrorLi
         .collect();
     let had_both = old_types.contains(&APPROVED) && old_types.contains(&DENIED);
     let had_empty = old_types.contains(&"");
-    let had_twice = old_types.iter().collect::<HashSet<_>>().len() < old_types.len();
+    let had_duplicates = old_types.iter().collect::<HashSet<_>>().len() < old_types.len();
     let mut seen = HashSet::new();
     for (i, condition) in status.items("conditions").iter().enumerate() {
         let (kind, state, at) = (condition.text("type"), condition.text("status"), path.index(i));
@@ -318,7 +323,7 @@ fn validate_conditions(status: &Value, old: Option<&Value>, errors: &mut ErrorLi
         if matches!(kind, APPROVED | DENIED) && seen.contains(other) && !had_both {
             errors.invalid(&path, kind, "Approved and Denied conditions are mutually exclusive");
         }
-        if !seen.insert(kind) && !had_twice {
+        if !seen.insert(kind) && !had_duplicates {
             errors.duplicate(&at.child("type"), kind);
         }
     }
@@ -364,15 +369,15 @@ fn validate_csr_update(new: &Value, old: &Value, endpoint: UpdateEndpoint, error
     }
     if endpoint != UpdateEndpoint::Approval {
         for kind in [APPROVED, DENIED] {
-            let (now, before) = (count(new, kind), count(old, kind));
+            let (new_count, old_count) = (count(new, kind), count(old, kind));
             let changed = || {
                 conditions_of_type(new, kind)
                     .zip(conditions_of_type(old, kind))
                     .any(|(a, b)| !meta::semantic_equal(a, b))
             };
-            if now > before {
+            if new_count > old_count {
                 errors.forbidden(&path, &format!("updates may not add a condition of type \"{kind}\""));
-            } else if now == before && changed() {
+            } else if new_count == old_count && changed() {
                 errors.forbidden(&path, &format!("updates may not modify a condition of type \"{kind}\""));
             }
         }

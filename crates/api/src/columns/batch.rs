@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::row::AgeText;
-use super::text::{is_deleting, is_true, qualified, selector, selector_cell, since, timestamp};
+use super::text::{is_condition_true, is_deleting, qualified, selector, selector_cell, since, timestamp};
 use crate::json::JsonExt as _;
 use crate::time::human_duration;
 
@@ -25,15 +25,15 @@ pub fn label_selector(obj: &Value) -> String {
 
 /// The status of a Job: the first of these conditions that is true.
 pub fn job_status(job: &Value) -> String {
-    let status = if is_true(job, "Complete") {
+    let status = if is_condition_true(job, "Complete") {
         "Complete"
-    } else if is_true(job, "Failed") {
+    } else if is_condition_true(job, "Failed") {
         "Failed"
     } else if is_deleting(job) {
         "Terminating"
     } else {
         let later = ["Suspended", "FailureTarget", "SuccessCriteriaMet"];
-        later.into_iter().find(|kind| is_true(job, kind)).unwrap_or("Running")
+        later.into_iter().find(|kind| is_condition_true(job, kind)).unwrap_or("Running")
     };
     status.to_owned()
 }

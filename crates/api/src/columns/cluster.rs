@@ -69,16 +69,16 @@ pub fn event_object(event: &Value) -> String {
     }
 }
 
-pub fn event_field(event: &Value) -> String {
+pub fn event_field_path(event: &Value) -> String {
     first_field(event, ["involvedObject", "regarding"]).text("fieldPath").to_owned()
 }
 
 pub fn event_source(event: &Value) -> String {
     let source = first_field(event, ["source", "deprecatedSource"]);
-    let source_component =
+    let reporting_component =
         first_field(event, ["reportingComponent", "reportingController"]).as_str().unwrap_or("");
     let component =
-        if source.text("component").is_empty() { source_component } else { source.text("component") };
+        if source.text("component").is_empty() { reporting_component } else { source.text("component") };
     let host = source.text("host");
     match if host.is_empty() { event.text("reportingInstance") } else { host } {
         "" => component.to_owned(),
@@ -113,7 +113,7 @@ pub fn quota_limits(quota: &Value) -> String {
 }
 
 pub fn component_status(component: &Value) -> String {
-    match healthy(component).text("status") {
+    match healthy_condition(component).text("status") {
         "" => "Unknown",
         "True" => "Healthy",
         _ => "Unhealthy",
@@ -122,11 +122,11 @@ pub fn component_status(component: &Value) -> String {
 }
 
 pub fn component_message(component: &Value) -> String {
-    healthy(component).text("message").to_owned()
+    healthy_condition(component).text("message").to_owned()
 }
 
 pub fn component_error(component: &Value) -> String {
-    healthy(component).text("error").to_owned()
+    healthy_condition(component).text("error").to_owned()
 }
 
 pub fn api_service(service: &Value) -> String {
@@ -177,7 +177,7 @@ fn render_quota(quota: &Value, filter: fn(&str) -> bool) -> String {
     text
 }
 
-fn healthy(component: &Value) -> &Value {
+fn healthy_condition(component: &Value) -> &Value {
     let conditions = component.items("conditions");
     conditions.iter().find(|condition| condition.text("type") == "Healthy").unwrap_or(&Value::Null)
 }

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::row::AgeText;
-use super::text::{is_deleting, is_true, or_default, timestamp};
+use super::text::{is_condition_true, is_deleting, or_default, timestamp};
 use crate::json::JsonExt;
 
 pub fn ready(pod: &Value) -> String {
@@ -45,8 +45,8 @@ pub fn readiness_gates(pod: &Value) -> String {
     if gates.is_empty() {
         return "<none>".to_owned();
     }
-    let open = gates.iter().filter(|gate| is_true(pod, gate.text("conditionType"))).count();
-    format!("{open}/{}", gates.len())
+    let ready_count = gates.iter().filter(|gate| is_condition_true(pod, gate.text("conditionType"))).count();
+    format!("{ready_count}/{}", gates.len())
 }
 
 struct PodSummary {
@@ -97,11 +97,11 @@ impl PodSummary {
                 self.ready += usize::from(container.flag("ready"));
                 continue;
             }
-            let waits_for = container.path("state.waiting").text("reason");
+            let waiting_reason = container.path("state.waiting").text("reason");
             self.reason = if !terminated.is_null() {
                 format!("Init:{}", termination_reason(terminated))
-            } else if !waits_for.is_empty() && waits_for != "PodInitializing" {
-                format!("Init:{waits_for}")
+            } else if !waiting_reason.is_empty() && waiting_reason != "PodInitializing" {
+                format!("Init:{waiting_reason}")
             } else {
                 format!("Init:{i}/{}", spec.items("initContainers").len())
             };
@@ -123,9 +123,9 @@ impl PodSummary {
         for container in status.items("containerStatuses").iter().rev() {
             self.restarts.add(container);
             let state = container.at("state");
-            let waits_for = state.at("waiting").text("reason");
-            if !waits_for.is_empty() {
-                self.reason = waits_for.to_owned();
+            let waiting_reason = state.at("waiting").text("reason");
+            if !waiting_reason.is_empty() {
+                self.reason = waiting_reason.to_owned();
             } else if state.has("terminated") {
                 let terminated = state.at("terminated");
                 self.reason = termination_reason(terminated);
@@ -138,7 +138,7 @@ impl PodSummary {
             }
         }
         if self.reason == "Completed" {
-            if running && is_true(pod, "Ready") {
+            if running && is_condition_true(pod, "Ready") {
                 self.reason = "Running".to_owned();
             } else if let Some(failure) = failure {
                 self.reason = failure;

@@ -349,7 +349,7 @@ const EVENTS: &[Column] = &[
     string("Type", docs::EVENT_TYPE, Text("type")),
     string("Reason", docs::EVENT_REASON, Text("reason")),
     string("Object", docs::EVENT_INVOLVED_OBJECT, ComputeString(cluster::event_object)),
-    wide("Subobject", docs::OBJECT_REFERENCE_FIELD_PATH, ComputeString(cluster::event_field)),
+    wide("Subobject", docs::OBJECT_REFERENCE_FIELD_PATH, ComputeString(cluster::event_field_path)),
     wide("Source", docs::EVENT_SOURCE, ComputeString(cluster::event_source)),
     string("Message", docs::EVENT_MESSAGE, ComputeString(cluster::event_message)),
     wide("First Seen", docs::EVENT_FIRST_TIMESTAMP, ComputeAge(cluster::event_first_seen)),

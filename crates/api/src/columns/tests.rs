@@ -29,7 +29,7 @@ fn check_core(plural: &str, obj: Value, expected: Expect) {
 }
 
 #[test]
-fn every_table_has_a_kind_and_a_name_column() {
+fn every_table_has_a_resource_and_described_columns() {
     for (group, plural, columns) in table::TABLES {
         let known = RESOURCES.iter().any(|row| row.group == *group && row.plural == *plural);
         assert!(known || *plural == "scales", "{group}/{plural}");
@@ -102,7 +102,7 @@ proptest! {
 }
 
 #[test]
-fn default_columns_are_name_and_age() {
+fn default_columns_are_name_and_creation_time() {
     check("rbac.authorization.k8s.io", "roles", json!({}), expect!["x | 2026-11-13T11:00:00Z"]);
     check(
         "example.com",

@@ -67,7 +67,7 @@ pub fn condition<'a>(obj: &'a Value, kind: &str) -> Option<&'a Value> {
     obj.at("status").items("conditions").iter().find(|condition| condition.text("type") == kind)
 }
 
-pub fn is_true(obj: &Value, kind: &str) -> bool {
+pub fn is_condition_true(obj: &Value, kind: &str) -> bool {
     condition(obj, kind).is_some_and(|condition| condition.text("status") == "True")
 }
 

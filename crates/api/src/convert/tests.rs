@@ -8,13 +8,13 @@ fn check(from: (&str, &str), to: (&str, &str), kind: &str, mut object: Value, ex
     let table = schema::kubernetes();
     let ty = table.type_by_kind(from.0, from.1, kind).expect("a known kind");
     schema::normalize(table, ty, &mut object).expect("a well-formed object");
-    let there = convert(from, to, kind, object.clone());
-    expected.assert_eq(&serde_json::to_string_pretty(&there).expect("JSON"));
-    assert_eq!(convert(to, from, kind, there), object, "and back");
+    let converted = convert(from, to, kind, object.clone());
+    expected.assert_eq(&serde_json::to_string_pretty(&converted).expect("JSON"));
+    assert_eq!(convert(to, from, kind, converted), object, "and back");
 }
 
 #[test]
-fn event_conversion() {
+fn event_conversion_round_trips() {
     check(
         ("", "v1"),
         ("events.k8s.io", "v1"),
@@ -46,7 +46,7 @@ fn event_conversion() {
 }
 
 #[test]
-fn autoscaler_conversion() {
+fn autoscaler_conversion_round_trips() {
     check(
         ("autoscaling", "v1"),
         ("autoscaling", "v2"),
@@ -171,7 +171,7 @@ fn other_kinds_change_api_version_only() {
 }
 
 #[test]
-fn scale_conversion() {
+fn scale_reads_and_sets_replicas() {
     let mut deployment = json!({
         "metadata": {"name": "d", "namespace": "n", "uid": "u", "labels": {"a": "b"}},
         "spec": {"replicas": 3, "selector": {"matchLabels": {"a": "b"}}},

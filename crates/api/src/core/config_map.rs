@@ -11,7 +11,7 @@ use crate::{meta, names};
 pub struct ConfigMap;
 
 /// Maximum total size of the values of a ConfigMap or Secret.
-pub(super) const MAX_BYTES: usize = 1024 * 1024;
+pub(super) const MAX_DATA_BYTES: usize = 1024 * 1024;
 
 const IMMUTABLE_FIELD: &str = "field is immutable when `immutable` is set";
 
@@ -31,19 +31,19 @@ impl RestStrategy for ConfigMap {
             rules::validate_name(key, names::config_map_key, &Path::new("binaryData").key(key), errors);
             size = size.saturating_add(decoded_len(value));
         }
-        if size > MAX_BYTES {
+        if size > MAX_DATA_BYTES {
             // Upstream's path of the whole object.
-            errors.too_long(&Path::new("[]"), MAX_BYTES);
+            errors.too_long(&Path::new("[]"), MAX_DATA_BYTES);
         }
     }
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
-        validate_immutable(new, old, &["data", "binaryData"], errors);
+        validate_immutable_data(new, old, &["data", "binaryData"], errors);
     }
 }
 
 /// Validates that an immutable object stays immutable and these fields do not change.
-pub(super) fn validate_immutable(new: &Value, old: &Value, fields: &[&str], errors: &mut ErrorList) {
+pub(super) fn validate_immutable_data(new: &Value, old: &Value, fields: &[&str], errors: &mut ErrorList) {
     if !old.flag("immutable") {
         return;
     }
@@ -84,7 +84,7 @@ mod tests {
             "#]],
         );
         let too_large =
-            json!({"data": {"a": "x".repeat(MAX_BYTES)}, "binaryData": {"b": "AA=="}}).to_string();
+            json!({"data": {"a": "x".repeat(MAX_DATA_BYTES)}, "binaryData": {"b": "AA=="}}).to_string();
         check(
             &ConfigMap,
             &too_large,

@@ -51,8 +51,8 @@ fn check_subset(subset: &Value, path: &Path, errors: &mut ErrorList) {
         if !name.is_empty() || ports.len() > 1 {
             rules::validate_required_name(name, names::dns1123_label, &path.child("name"), errors);
         }
-        rules::port_number(port.int("port").unwrap_or(0), &path.child("port"), errors);
-        rules::one_of(port.text("protocol"), PROTOCOLS, &path.child("protocol"), errors);
+        rules::validate_port_number(port.int("port").unwrap_or(0), &path.child("port"), errors);
+        rules::required_one_of(port.text("protocol"), PROTOCOLS, &path.child("protocol"), errors);
         if let Some(protocol) = port.at("appProtocol").as_str() {
             rules::validate_name(protocol, names::qualified_name, &path.child("appProtocol"), errors);
         }
@@ -68,7 +68,7 @@ fn check_address(address: &Value, path: &Path, errors: &mut ErrorList) {
     if let Some(node) = address.at("nodeName").as_str() {
         rules::validate_name(node, names::dns1123_subdomain, &path.child("nodeName"), errors);
     }
-    ip::check_endpoint(text, &path.child("ip"), errors);
+    ip::validate_endpoint_ip(text, &path.child("ip"), errors);
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ impl RestStrategy for Event {
     }
 
     fn selectable_fields(&self, obj: &Value) -> Vec<(&'static str, String)> {
-        let about = obj.at("involvedObject");
+        let involved_object = obj.at("involvedObject");
         let text = |part: &Value, field: &str| part.text(field).to_owned();
         let component = text(obj, "reportingComponent");
         let source = match obj.at("source").text("component") {
@@ -32,13 +32,13 @@ impl RestStrategy for Event {
             source => source.to_owned(),
         };
         vec![
-            ("involvedObject.kind", text(about, "kind")),
-            ("involvedObject.namespace", text(about, "namespace")),
-            ("involvedObject.name", text(about, "name")),
-            ("involvedObject.uid", text(about, "uid")),
-            ("involvedObject.apiVersion", text(about, "apiVersion")),
-            ("involvedObject.resourceVersion", text(about, "resourceVersion")),
-            ("involvedObject.fieldPath", text(about, "fieldPath")),
+            ("involvedObject.kind", text(involved_object, "kind")),
+            ("involvedObject.namespace", text(involved_object, "namespace")),
+            ("involvedObject.name", text(involved_object, "name")),
+            ("involvedObject.uid", text(involved_object, "uid")),
+            ("involvedObject.apiVersion", text(involved_object, "apiVersion")),
+            ("involvedObject.resourceVersion", text(involved_object, "resourceVersion")),
+            ("involvedObject.fieldPath", text(involved_object, "fieldPath")),
             ("reason", text(obj, "reason")),
             ("reportingComponent", component),
             ("source", source),
@@ -51,9 +51,9 @@ impl RestStrategy for Event {
 /// in the version that the client uses.
 pub(crate) fn validate_legacy_event(event: &Value, controller: &str, errors: &mut ErrorList) {
     let namespace = event.at("metadata").text("namespace");
-    let about = event.at("involvedObject").text("namespace");
+    let involved_namespace = event.at("involvedObject").text("namespace");
     let is_new = event.has("eventTime");
-    let fits = match (is_new, about) {
+    let fits = match (is_new, involved_namespace) {
         (false, "") => matches!(namespace, "" | "default"),
         (false, about) => about == namespace,
         (true, "") => matches!(namespace, "default" | "kube-system"),
@@ -61,7 +61,7 @@ pub(crate) fn validate_legacy_event(event: &Value, controller: &str, errors: &mu
     };
     if !fits {
         let path = Path::new("involvedObject.namespace");
-        errors.invalid(&path, about, "does not match event.namespace");
+        errors.invalid(&path, involved_namespace, "does not match event.namespace");
     }
     if is_new {
         let component = event.text("reportingComponent");
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn source_defaults_to_reporting_controller() {
+    fn source_defaults_to_reporting_component() {
         let fields =
             Event.selectable_fields(&parse(r#"{"reportingComponent": "kubelet", "type": "Normal"}"#));
         assert_eq!(fields.iter().find(|(name, _)| *name == "source").unwrap().1, "kubelet");

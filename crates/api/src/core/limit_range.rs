@@ -67,13 +67,13 @@ fn check_limit(limit: &Value, path: &Path, errors: &mut ErrorList) {
             } else {
                 resources::validate_resource_name(name, &path.key(name), errors);
             }
-            let of = values.entry(name).or_default();
+            let resource_values = values.entry(name).or_default();
             let slot = match field {
-                "max" => &mut of.max,
-                "min" => &mut of.min,
-                "default" => &mut of.default,
-                "defaultRequest" => &mut of.default_request,
-                _ => &mut of.ratio,
+                "max" => &mut resource_values.max,
+                "min" => &mut resource_values.min,
+                "default" => &mut resource_values.default,
+                "defaultRequest" => &mut resource_values.default_request,
+                _ => &mut resource_values.ratio,
             };
             *slot = Quantity::from_value(value);
         }

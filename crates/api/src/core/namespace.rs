@@ -10,9 +10,9 @@ use crate::strategy::{NameFormat, RestStrategy};
 
 pub struct Namespace;
 
-const KUBERNETES: &str = "kubernetes";
+const KUBERNETES_FINALIZER: &str = "kubernetes";
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";
-const STANDARD_FINALIZERS: &[&str] = &[KUBERNETES, "orphan", "foregroundDeletion"];
+const STANDARD_FINALIZERS: &[&str] = &[KUBERNETES_FINALIZER, "orphan", "foregroundDeletion"];
 
 impl RestStrategy for Namespace {
     fn prepare_for_create(&self, new: &mut Value) {
@@ -20,8 +20,8 @@ impl RestStrategy for Namespace {
         new.object_mut("status").insert("phase".to_owned(), json!("Active"));
         // The `kubernetes` finalizer keeps the Namespace until its content is deleted.
         let mut finalizers = new.at("spec").items("finalizers").to_vec();
-        if !finalizers.contains(&json!(KUBERNETES)) {
-            finalizers.push(json!(KUBERNETES));
+        if !finalizers.contains(&json!(KUBERNETES_FINALIZER)) {
+            finalizers.push(json!(KUBERNETES_FINALIZER));
         }
         new.object_mut("spec").insert("finalizers".to_owned(), Value::Array(finalizers));
         label_with_name(new);

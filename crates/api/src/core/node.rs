@@ -95,11 +95,11 @@ fn validate_taints(spec: &Value, path: &Path, errors: &mut ErrorList) {
         let path = path.index(i);
         let (key, value, effect) = (taint.text("key"), taint.text("value"), taint.text("effect"));
         meta::validate_label_name(key, &path.child("key"), errors);
-        let wrong = names::label_value(value);
-        if !wrong.is_empty() {
-            errors.invalid(&path.child("value"), value, &wrong.join(";"));
+        let messages = names::label_value(value);
+        if !messages.is_empty() {
+            errors.invalid(&path.child("value"), value, &messages.join(";"));
         }
-        rules::one_of(effect, TAINT_EFFECTS, &path.child("effect"), errors);
+        rules::required_one_of(effect, TAINT_EFFECTS, &path.child("effect"), errors);
         if repeated[i] {
             // Upstream prints its internal struct.
             let message = format!(

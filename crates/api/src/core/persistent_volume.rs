@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{pod, rules};
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
-use crate::node::deprecated_label;
+use crate::node::deprecated_label_warning;
 use crate::quantity::Quantity;
 use crate::strategy::RestStrategy;
 use crate::{meta, names};
@@ -32,7 +32,12 @@ impl RestStrategy for PersistentVolume {
         capacity(spec, &path.child("capacity"), errors);
         let policy = spec.text("persistentVolumeReclaimPolicy");
         if !policy.is_empty() {
-            rules::one_of(policy, RECLAIM_POLICIES, &path.child("persistentVolumeReclaimPolicy"), errors);
+            rules::required_one_of(
+                policy,
+                RECLAIM_POLICIES,
+                &path.child("persistentVolumeReclaimPolicy"),
+                errors,
+            );
         }
         node_affinity(spec, &path.child("nodeAffinity"), errors);
         source::validate_source(spec, obj.at("metadata").text("name"), &path, errors);
@@ -40,20 +45,20 @@ impl RestStrategy for PersistentVolume {
         if !class.is_empty() {
             rules::validate_name(class, names::dns1123_subdomain, &path.child("storageClassName"), errors);
         }
-        rules::one_of_if_set(
+        rules::optional_one_of(
             spec.at("volumeMode"),
             &["Block", "Filesystem"],
             &path.child("volumeMode"),
             errors,
         );
-        validate_attributes_class_update(spec, &path, errors);
+        validate_attributes_class_name(spec, &path, errors);
     }
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let (after, before) = (new.at("spec"), old.at("spec"));
         if !source::same_source(after, before) {
             let path = Path::new("spec.persistentvolumesource");
-            let difference = pod::diff_pods(&source::source_of(before), &source::source_of(after));
+            let difference = pod::diff_json(&source::source_of(before), &source::source_of(after));
             let detail = format!("spec.persistentvolumesource is immutable after creation\n{difference}");
             errors.forbidden(&path, &detail);
         }
@@ -88,15 +93,15 @@ impl RestStrategy for PersistentVolume {
             let path = Path::new("spec.nodeAffinity.required.nodeSelectorTerms").index(i);
             for (j, requirement) in term.items("matchExpressions").iter().enumerate() {
                 let key = requirement.text("key");
-                if let Some(words) = deprecated_label(key) {
+                if let Some(message) = deprecated_label_warning(key) {
                     let path = path.child("matchExpressions").index(j).child("key");
-                    warnings.push(format!("{path}: {key} is {words}"));
+                    warnings.push(format!("{path}: {key} is {message}"));
                 }
             }
         }
-        for (field, shown, words) in DEPRECATED_SOURCES {
+        for (field, shown, message) in DEPRECATED_SOURCES {
             if spec.has(field) {
-                warnings.push(format!("spec.{shown}: {words}"));
+                warnings.push(format!("spec.{shown}: {message}"));
             }
         }
         warnings
@@ -113,7 +118,7 @@ const DEPRECATED_SOURCES: &[(&str, &str, &str)] = &[
 ];
 
 /// Validates the inline spec in a VolumeAttachment, which represents a volume without a PersistentVolume.
-pub(crate) fn check_inline(spec: &Value, path: &Path, errors: &mut ErrorList) {
+pub(crate) fn validate_inline_spec(spec: &Value, path: &Path, errors: &mut ErrorList) {
     for field in ["claimRef", "capacity"] {
         if !rules::is_empty(spec.at(field)) {
             errors.forbidden(&path.child(field), FORBIDDEN_INLINE);
@@ -138,7 +143,7 @@ pub(crate) fn check_inline(spec: &Value, path: &Path, errors: &mut ErrorList) {
         let detail = "may not specify volumeMode other than Filesystem in the context of inline volumes";
         errors.forbidden(&path.child("volumeMode"), detail);
     }
-    validate_attributes_class_update(spec, path, errors);
+    validate_attributes_class_name(spec, path, errors);
 }
 
 fn access_modes(spec: &Value, path: &Path, errors: &mut ErrorList) {
@@ -179,13 +184,13 @@ fn node_affinity(spec: &Value, path: &Path, errors: &mut ErrorList) {
         return;
     }
     if affinity.has("required") {
-        pod::node_selector(errors, affinity.at("required"), &path.child("required"));
+        pod::validate_node_selector(errors, affinity.at("required"), &path.child("required"));
     } else {
         errors.required(&path.child("required"), "must specify required node constraints");
     }
 }
 
-fn validate_attributes_class_update(spec: &Value, path: &Path, errors: &mut ErrorList) {
+fn validate_attributes_class_name(spec: &Value, path: &Path, errors: &mut ErrorList) {
     let Some(class) = spec.at("volumeAttributesClassName").as_str() else { return };
     let at = path.child("volumeAttributesClassName");
     if class.is_empty() {

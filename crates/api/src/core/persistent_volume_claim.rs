@@ -11,7 +11,7 @@ use crate::{meta, names};
 
 pub struct PersistentVolumeClaim;
 
-const BETA_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
+const BETA_STORAGE_CLASS_ANNOTATION: &str = "volume.beta.kubernetes.io/storage-class";
 const RESIZE_STATES: &[&str] = &[
     "ControllerResizeInProgress",
     "ControllerResizeInfeasible",
@@ -38,23 +38,25 @@ impl RestStrategy for PersistentVolumeClaim {
     }
 
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
-        pod::claim_spec(errors, obj.at("spec"), &Path::new("spec"));
+        pod::validate_claim_spec(errors, obj.at("spec"), &Path::new("spec"));
     }
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         let (after, before) = (new.at("spec"), old.at("spec"));
-        let (class, old_class) =
-            (rules::annotations(new).text(BETA_CLASS), rules::annotations(old).text(BETA_CLASS));
+        let (class, old_class) = (
+            rules::annotations(new).text(BETA_STORAGE_CLASS_ANNOTATION),
+            rules::annotations(old).text(BETA_STORAGE_CLASS_ANNOTATION),
+        );
         if class != old_class && !class_is_set_from_annotation(new, old) {
-            let path = Path::new("metadata.annotations").child(BETA_CLASS);
+            let path = Path::new("metadata.annotations").child(BETA_STORAGE_CLASS_ANNOTATION);
             errors.invalid(&path, class, "field is immutable");
         }
-        let free = mutable_fields(new, old);
-        let (new_spec, old_spec) = (spec_without(new, &free), spec_without(old, &free));
+        let mutable = mutable_fields(new, old);
+        let (new_spec, old_spec) = (spec_without(new, &mutable), spec_without(old, &mutable));
         if !meta::semantic_equal(&new_spec, &old_spec) {
             let detail = format!(
                 "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims\n{}",
-                pod::diff_pods(&old_spec, &new_spec)
+                pod::diff_json(&old_spec, &new_spec)
             );
             errors.forbidden(&Path::new("spec"), &detail);
         }
@@ -109,9 +111,9 @@ impl RestStrategy for PersistentVolumeClaim {
 
     fn warnings(&self, new: &Value, _old: Option<&Value>) -> Vec<String> {
         let mut warnings = Vec::new();
-        if rules::annotations(new).has(BETA_CLASS) {
+        if rules::annotations(new).has(BETA_STORAGE_CLASS_ANNOTATION) {
             warnings.push(format!(
-                "metadata.annotations[{BETA_CLASS}]: deprecated since v1.8; use \"storageClassName\" attribute instead"
+                "metadata.annotations[{BETA_STORAGE_CLASS_ANNOTATION}]: deprecated since v1.8; use \"storageClassName\" attribute instead"
             ));
         }
         for field in ["requests", "limits"] {
@@ -162,7 +164,10 @@ fn sync_data_sources(claim: &mut Value) {
 
 /// Whether the storage class moves from the annotation to the field.
 fn class_is_set_from_annotation(new: &Value, old: &Value) -> bool {
-    let (after, before) = (rules::annotations(new).at(BETA_CLASS), rules::annotations(old).at(BETA_CLASS));
+    let (after, before) = (
+        rules::annotations(new).at(BETA_STORAGE_CLASS_ANNOTATION),
+        rules::annotations(old).at(BETA_STORAGE_CLASS_ANNOTATION),
+    );
     !before.is_null()
         && !old.at("spec").has("storageClassName")
         && new.at("spec").at("storageClassName") == before
@@ -173,7 +178,7 @@ fn class_is_set_from_annotation(new: &Value, old: &Value) -> bool {
 fn mutable_fields(new: &Value, old: &Value) -> Vec<&'static str> {
     let before = old.at("spec");
     let class = new.at("spec").at("storageClassName");
-    let annotation = rules::annotations(old).at(BETA_CLASS);
+    let annotation = rules::annotations(old).at(BETA_STORAGE_CLASS_ANNOTATION);
     let mut fields = Vec::new();
     // The volume and the storage class can be set once.
     if before.text("volumeName").is_empty() {
@@ -210,8 +215,8 @@ fn validate_size_not_reduced(new: &Value, old: &Value, errors: &mut ErrorList) {
     if after >= before {
         return;
     }
-    let has = Quantity::from_value(old.path("status.capacity.storage"));
-    if has.is_some_and(|has| after <= has) {
+    let capacity = Quantity::from_value(old.path("status.capacity.storage"));
+    if capacity.is_some_and(|has| after <= has) {
         let path = Path::new("spec.resources.requests.storage");
         errors.forbidden(&path, "field can not be less than status.capacity");
     }

@@ -33,9 +33,9 @@ use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::strategy::RestStrategy;
 
-pub(crate) use affinity::{node_selector, tolerations};
-pub(crate) use diff::diff_pods;
-pub(crate) use prepare::drop_disabled;
+pub(crate) use affinity::{validate_node_selector, validate_tolerations};
+pub(crate) use diff::diff_json;
+pub(crate) use prepare::drop_disabled_fields;
 pub use qos::qos_class;
 pub use spec::{PodValidationOptions, validate_pod_spec};
 pub use status::should_restart;
@@ -44,7 +44,7 @@ pub use update::{
     prepare_ephemeral_containers_update, prepare_resize, validate_ephemeral_containers_update,
     validate_resize,
 };
-pub(crate) use volumes::claim_spec;
+pub(crate) use volumes::validate_claim_spec;
 
 pub struct Pod;
 
@@ -55,7 +55,7 @@ impl RestStrategy for Pod {
 
     fn prepare_for_update(&self, new: &mut Value, _old: &Value) {
         if let Some(spec) = new.get_mut("spec") {
-            drop_disabled(spec);
+            drop_disabled_fields(spec);
         }
     }
 
@@ -65,10 +65,10 @@ impl RestStrategy for Pod {
 
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let (metadata, spec, path) = (obj.at("metadata"), obj.at("spec"), Path::new("spec"));
-        template::pod_annotations(errors, metadata, spec, &Path::new("metadata.annotations"));
+        template::validate_pod_annotations(errors, metadata, spec, &Path::new("metadata.annotations"));
         validate_pod_spec(spec, Some(metadata), &path, PodValidationOptions { is_pod: true }, errors);
         if spec.text("serviceAccountName").is_empty() {
-            tokens_without_account(spec, &path, errors);
+            forbid_tokens_without_service_account(spec, &path, errors);
         }
         for list in ["containers", "initContainers"] {
             for (i, container) in spec.items(list).iter().enumerate() {
@@ -83,10 +83,10 @@ impl RestStrategy for Pod {
             errors.forbidden(&path.child("ephemeralContainers"), "cannot be set on create");
         }
         if !spec.text("nodeName").is_empty() && !spec.items("schedulingGates").is_empty() {
-            let words = "cannot be set until all schedulingGates have been cleared";
-            errors.forbidden(&path.child("nodeName"), words);
+            let message = "cannot be set until all schedulingGates have been cleared";
+            errors.forbidden(&path.child("nodeName"), message);
         }
-        security::annotations_match_fields(errors, metadata, spec, &path);
+        security::validate_annotations_match_fields(errors, metadata, spec, &path);
     }
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
@@ -121,7 +121,7 @@ impl RestStrategy for Pod {
 }
 
 /// Rejects projected service account tokens in a pod without a service account.
-fn tokens_without_account(spec: &Value, path: &Path, errors: &mut ErrorList) {
+fn forbid_tokens_without_service_account(spec: &Value, path: &Path, errors: &mut ErrorList) {
     for (i, volume) in spec.items("volumes").iter().enumerate() {
         for (j, source) in volume.at("projected").items("sources").iter().enumerate() {
             if source.has("serviceAccountToken") {
@@ -141,8 +141,8 @@ fn tokens_without_account(spec: &Value, path: &Path, errors: &mut ErrorList) {
 /// zero if the pod has not been scheduled or has finished.
 pub fn grace_period(pod: &Value, requested: Option<i64>) -> i64 {
     let spec = pod.at("spec");
-    let over = matches!(pod.at("status").text("phase"), "Failed" | "Succeeded");
-    if spec.text("nodeName").is_empty() || over {
+    let finished = matches!(pod.at("status").text("phase"), "Failed" | "Succeeded");
+    if spec.text("nodeName").is_empty() || finished {
         return 0;
     }
     match requested.or_else(|| spec.int("terminationGracePeriodSeconds")).unwrap_or(0) {

@@ -31,13 +31,18 @@ impl RestStrategy for ReplicationController {
             return errors.required(&path.child("template"), "");
         }
         if !empty {
-            workload::selector_mismatch(&LabelSelector::from_set(spec.at("selector")), spec, &path, errors);
+            workload::validate_template_labels(
+                &LabelSelector::from_set(spec.at("selector")),
+                spec,
+                &path,
+                errors,
+            );
         }
         workload::validate_template(spec, &path, "ReplicationController", errors);
     }
 
     fn validate_status_update(&self, new: &Value, _old: &Value, errors: &mut ErrorList) {
-        workload::replica_status(new.at("status"), errors);
+        workload::validate_replica_status(new.at("status"), errors);
     }
 
     fn selectable_fields(&self, obj: &Value) -> Vec<(&'static str, String)> {

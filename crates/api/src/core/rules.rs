@@ -29,7 +29,7 @@ pub(crate) fn validate_required_name(
 }
 
 /// A required enum value. `supported` is printed in this order.
-pub(crate) fn one_of(value: &str, supported: &[&str], path: &Path, errors: &mut ErrorList) {
+pub(crate) fn required_one_of(value: &str, supported: &[&str], path: &Path, errors: &mut ErrorList) {
     if value.is_empty() {
         errors.required(path, "");
     } else if !supported.contains(&value) {
@@ -38,7 +38,7 @@ pub(crate) fn one_of(value: &str, supported: &[&str], path: &Path, errors: &mut 
 }
 
 /// An optional enum value.
-pub(crate) fn one_of_if_set(value: &Value, supported: &[&str], path: &Path, errors: &mut ErrorList) {
+pub(crate) fn optional_one_of(value: &Value, supported: &[&str], path: &Path, errors: &mut ErrorList) {
     if let Some(value) = value.as_str()
         && !supported.contains(&value)
     {
@@ -46,15 +46,15 @@ pub(crate) fn one_of_if_set(value: &Value, supported: &[&str], path: &Path, erro
     }
 }
 
-pub(crate) fn port_number(port: i64, path: &Path, errors: &mut ErrorList) {
+pub(crate) fn validate_port_number(port: i64, path: &Path, errors: &mut ErrorList) {
     errors.invalid_each(path, port, names::port_number(port));
 }
 
 /// A port number or port name.
-pub(crate) fn port_number_or_name(port: &Value, path: &Path, errors: &mut ErrorList) {
+pub(crate) fn validate_port_number_or_name(port: &Value, path: &Path, errors: &mut ErrorList) {
     match port {
         Value::String(port) => validate_name(port, names::port_name, path, errors),
-        port => port_number(port.as_i64().unwrap_or(0), path, errors),
+        port => validate_port_number(port.as_i64().unwrap_or(0), path, errors),
     }
 }
 

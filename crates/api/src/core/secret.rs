@@ -4,7 +4,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-use super::config_map::{MAX_BYTES, decoded_len, validate_immutable};
+use super::config_map::{MAX_DATA_BYTES, decoded_len, validate_immutable_data};
 use super::rules;
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
@@ -35,15 +35,15 @@ impl RestStrategy for Secret {
             rules::validate_name(key, names::config_map_key, &path.key(key), errors);
             size = size.saturating_add(decoded_len(value));
         }
-        if size > MAX_BYTES {
-            errors.too_long(&path, MAX_BYTES);
+        if size > MAX_DATA_BYTES {
+            errors.too_long(&path, MAX_DATA_BYTES);
         }
         required_keys(obj, errors);
     }
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         meta::validate_immutable(new.at("type"), old.at("type"), &Path::new("type"), errors);
-        validate_immutable(new, old, &["data"], errors);
+        validate_immutable_data(new, old, &["data"], errors);
     }
 
     fn selectable_fields(&self, obj: &Value) -> Vec<(&'static str, String)> {
@@ -55,9 +55,9 @@ impl RestStrategy for Secret {
             return Vec::new();
         }
         let data = new.at("data");
-        let wrong = pem_warning(data.text("tls.crt"), "certificate", |label| label == "CERTIFICATE")
+        let warning = pem_warning(data.text("tls.crt"), "certificate", |label| label == "CERTIFICATE")
             .or_else(|| pem_warning(data.text("tls.key"), "key", |label| label.ends_with("PRIVATE KEY")));
-        wrong.into_iter().collect()
+        warning.into_iter().collect()
     }
 }
 
@@ -138,7 +138,7 @@ fn required_keys(obj: &Value, errors: &mut ErrorList) {
 
 fn json_object(data: &Value, key: &str, errors: &mut ErrorList) {
     let bytes = STANDARD.decode(data.text(key)).unwrap_or_default();
-    let wrong = match serde_json::from_slice::<Value>(&bytes) {
+    let message = match serde_json::from_slice::<Value>(&bytes) {
         Ok(Value::Object(_) | Value::Null) => return,
         Ok(other) => format!(
             "json: cannot unmarshal {} into Go value of type map[string]interface {{}}",
@@ -156,7 +156,7 @@ fn json_object(data: &Value, key: &str, errors: &mut ErrorList) {
             format!("invalid character '{}' looking for beginning of value", char::from(at).escape_default())
         }
     };
-    errors.invalid(&Path::new("data").key(key), "<secret contents redacted>", &wrong);
+    errors.invalid(&Path::new("data").key(key), "<secret contents redacted>", &message);
 }
 
 #[cfg(test)]

@@ -3,7 +3,9 @@
 
 use serde_json::Value;
 
-use crate::core::pod::rules::{in_range, label, one_of, required, validate_no_parent_refs};
+use crate::core::pod::rules::{
+    optional_one_of, required, validate_label, validate_no_parent_refs, validate_range,
+};
 use crate::core::rules::is_empty;
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
@@ -16,25 +18,25 @@ pub(crate) type SourceValidator = fn(&mut ErrorList, &Value, &Path);
 pub(crate) struct VolumeSourceRule {
     pub field: &'static str,
     /// Upstream's field name in errors about more than one source.
-    pub outside: &'static str,
+    pub conflict_field: &'static str,
     /// Upstream's field name in errors inside the source.
-    pub inside: &'static str,
+    pub error_field: &'static str,
     required: &'static [&'static str],
     pub rule: SourceValidator,
 }
 
 pub(crate) const fn source(field: &'static str, required: &'static [&'static str]) -> VolumeSourceRule {
-    VolumeSourceRule { field, outside: field, inside: field, required, rule: |_, _, _| {} }
+    VolumeSourceRule { field, conflict_field: field, error_field: field, required, rule: |_, _, _| {} }
 }
 
 impl VolumeSourceRule {
-    pub const fn with_display_name(mut self, name: &'static str) -> VolumeSourceRule {
-        self.outside = name;
+    pub const fn with_conflict_field(mut self, name: &'static str) -> VolumeSourceRule {
+        self.conflict_field = name;
         self
     }
 
-    const fn inside(mut self, name: &'static str) -> VolumeSourceRule {
-        self.inside = name;
+    const fn with_error_field(mut self, name: &'static str) -> VolumeSourceRule {
+        self.error_field = name;
         self
     }
 
@@ -52,14 +54,14 @@ impl VolumeSourceRule {
 
 pub(crate) const HOST_PATH: VolumeSourceRule = source("hostPath", &["path"]).rule(host_path);
 pub(crate) const GCE_DISK: VolumeSourceRule =
-    source("gcePersistentDisk", &["pdName"]).inside("persistentDisk").rule(partition);
+    source("gcePersistentDisk", &["pdName"]).with_error_field("persistentDisk").rule(partition);
 pub(crate) const AWS_DISK: VolumeSourceRule = source("awsElasticBlockStore", &["volumeID"]).rule(partition);
 pub(crate) const GLUSTERFS: VolumeSourceRule = source("glusterfs", &["endpoints", "path"]);
 pub(crate) const FLOCKER: VolumeSourceRule = source("flocker", &[]).rule(flocker);
 pub(crate) const NFS: VolumeSourceRule = source("nfs", &["server", "path"]).rule(nfs);
 pub(crate) const RBD: VolumeSourceRule = source("rbd", &["monitors", "image"]);
 pub(crate) const QUOBYTE: VolumeSourceRule = source("quobyte", &[]).rule(quobyte);
-pub(crate) const CEPHFS: VolumeSourceRule = source("cephfs", &["monitors"]).with_display_name("cephFS");
+pub(crate) const CEPHFS: VolumeSourceRule = source("cephfs", &["monitors"]).with_conflict_field("cephFS");
 pub(crate) const ISCSI: VolumeSourceRule = source("iscsi", &["targetPortal"]);
 pub(crate) const CINDER: VolumeSourceRule = source("cinder", &["volumeID"]);
 pub(crate) const FC: VolumeSourceRule = source("fc", &[]).rule(fc);
@@ -74,7 +76,7 @@ pub(crate) const SCALE_IO: VolumeSourceRule = source("scaleIO", &["gateway", "sy
 pub(crate) const STORAGE_OS: VolumeSourceRule = source("storageos", &[]);
 
 /// Validates the required fields of an optional `secretRef`. In a PersistentVolume it also has a namespace.
-pub(crate) fn secret_ref(e: &mut ErrorList, source: &Value, path: &Path, fields: &[&str]) {
+pub(crate) fn validate_secret_ref(e: &mut ErrorList, source: &Value, path: &Path, fields: &[&str]) {
     if source.has("secretRef") {
         for field in fields {
             required(e, source.at("secretRef"), &path.child("secretRef"), field);
@@ -90,42 +92,42 @@ pub(crate) fn iscsi_name_too_long(source: &Value, volume: &str) -> bool {
 }
 
 /// `is_name` validates the names of initiator and target; `secret` are the required fields of a `secretRef`.
-pub(crate) fn iscsi(
+pub(crate) fn validate_iscsi(
     e: &mut ErrorList,
     source: &Value,
     path: &Path,
-    is_name: fn(&str) -> Result<(), &'static str>,
-    secret: &[&str],
+    validate_name: fn(&str) -> Result<(), &'static str>,
+    secret_fields: &[&str],
 ) {
     let check_name = |e: &mut ErrorList, name: &str, field| {
-        if let Err(words) = is_name(name) {
-            e.invalid(&path.child(field), name, words);
+        if let Err(message) = validate_name(name) {
+            e.invalid(&path.child(field), name, message);
         }
     };
     match source.text("iqn") {
         "" => e.required(&path.child("iqn"), ""),
         iqn => check_name(e, iqn, "iqn"),
     }
-    in_range(e, &path.child("lun"), source.int("lun").unwrap_or(0), 0, 255);
+    validate_range(e, &path.child("lun"), source.int("lun").unwrap_or(0), 0, 255);
     if (source.flag("chapAuthDiscovery") || source.flag("chapAuthSession")) && !source.has("secretRef") {
         e.required(&path.child("secretRef"), "");
     }
-    secret_ref(e, source, path, secret);
+    validate_secret_ref(e, source, path, secret_fields);
     if let Some(initiator) = source.at("initiatorName").as_str() {
         check_name(e, initiator, "initiatorname");
     }
 }
 
-pub(crate) fn storage_os(e: &mut ErrorList, source: &Value, path: &Path, secret: &[&str]) {
+pub(crate) fn validate_storage_os(e: &mut ErrorList, source: &Value, path: &Path, secret_fields: &[&str]) {
     match source.text("volumeName") {
         "" => e.required(&path.child("volumeName"), ""),
-        name => label(e, &path.child("volumeName"), name),
+        name => validate_label(e, &path.child("volumeName"), name),
     }
     let namespace = source.text("volumeNamespace");
     if !namespace.is_empty() {
-        label(e, &path.child("volumeNamespace"), namespace);
+        validate_label(e, &path.child("volumeNamespace"), namespace);
     }
-    secret_ref(e, source, path, secret);
+    validate_secret_ref(e, source, path, secret_fields);
 }
 
 fn host_path(e: &mut ErrorList, source: &Value, path: &Path) {
@@ -142,14 +144,14 @@ fn host_path(e: &mut ErrorList, source: &Value, path: &Path) {
     let target = source.text("path");
     if !target.is_empty() {
         validate_no_parent_refs(e, &path.child("path"), target);
-        one_of(e, source, path, "type", TYPES);
+        optional_one_of(e, source, path, "type", TYPES);
     }
 }
 
 /// Zero is allowed in spite of the message: it means the whole disk.
 fn partition(e: &mut ErrorList, source: &Value, path: &Path) {
     if let Some(partition) = source.int("partition").filter(|number| *number != 0) {
-        in_range(e, &path.child("partition"), partition, 1, 255);
+        validate_range(e, &path.child("partition"), partition, 1, 255);
     }
 }
 
@@ -179,8 +181,8 @@ fn quobyte(e: &mut ErrorList, source: &Value, path: &Path) {
     if registry.is_empty() {
         e.required(&path.child("registry"), HOST_PORT_PAIRS);
     } else if source.text("tenant").len() >= 65 {
-        let words = "must be a UUID and may not exceed a length of 64 characters";
-        e.required(&path.child("tenant"), words);
+        let message = "must be a UUID and may not exceed a length of 64 characters";
+        e.required(&path.child("tenant"), message);
     } else {
         for _ in registry.split(',').filter(|pair| !pair.contains(':')) {
             e.invalid(&path.child("registry"), registry, HOST_PORT_PAIRS);
@@ -196,13 +198,13 @@ fn fc(e: &mut ErrorList, source: &Value, path: &Path) {
         e.required(&at, "must specify either targetWWNs or wwids, but not both");
     }
     if !targets.is_empty() && !ids.is_empty() {
-        let words = "targetWWNs and wwids can not be specified simultaneously";
-        e.invalid(&at, source.at("targetWWNs").clone(), words);
+        let message = "targetWWNs and wwids can not be specified simultaneously";
+        e.invalid(&at, source.at("targetWWNs").clone(), message);
     }
     if !targets.is_empty() {
         match source.int("lun") {
             None => e.required(&path.child("lun"), "lun is required if targetWWNs is specified"),
-            Some(lun) => in_range(e, &path.child("lun"), lun, 0, 255),
+            Some(lun) => validate_range(e, &path.child("lun"), lun, 0, 255),
         }
     }
 }
@@ -212,15 +214,15 @@ fn flex(e: &mut ErrorList, source: &Value, path: &Path) {
         let namespace = key.split_once('/').map_or(key, |(namespace, _)| namespace);
         let namespace = format!(".{}", namespace.to_lowercase());
         if namespace.ends_with(".kubernetes.io") || namespace.ends_with(".k8s.io") {
-            let words = "kubernetes.io and k8s.io namespaces are reserved";
-            e.invalid(&path.child("options").key(key), key, words);
+            let message = "kubernetes.io and k8s.io namespaces are reserved";
+            e.invalid(&path.child("options").key(key), key, message);
         }
     }
 }
 
 fn azure_disk(e: &mut ErrorList, source: &Value, path: &Path) {
-    one_of(e, source, path, "cachingMode", &["None", "ReadOnly", "ReadWrite"]);
-    one_of(e, source, path, "kind", &["Dedicated", "Managed", "Shared"]);
+    optional_one_of(e, source, path, "cachingMode", &["None", "ReadOnly", "ReadWrite"]);
+    optional_one_of(e, source, path, "kind", &["Dedicated", "Managed", "Shared"]);
     let uri = source.text("diskURI");
     match source.at("kind").as_str() {
         Some("Managed") if !uri.starts_with("/subscriptions/") => e.not_supported(
@@ -237,7 +239,7 @@ fn azure_disk(e: &mut ErrorList, source: &Value, path: &Path) {
     }
 }
 
-pub(crate) fn initiator(name: &str) -> Result<(), &'static str> {
+pub(crate) fn validate_initiator_name(name: &str) -> Result<(), &'static str> {
     // The two numeric forms have one arbitrary character after the prefix.
     let id = |length: usize| {
         let mut chars = name.chars().skip(3);
@@ -272,7 +274,7 @@ mod tests {
 
     #[track_caller]
     fn check(name: &str, expected: Result<(), &'static str>) {
-        assert_eq!(initiator(name), expected, "{name}");
+        assert_eq!(validate_initiator_name(name), expected, "{name}");
     }
 
     #[test]

@@ -160,7 +160,7 @@ impl Definition {
 
     /// Whether all requested names are accepted.
     pub fn are_names_accepted(&self) -> bool {
-        super::is_true(&self.conditions, "NamesAccepted")
+        super::is_condition_true(&self.conditions, "NamesAccepted")
     }
 
     /// The version in which objects are stored.
@@ -191,7 +191,8 @@ impl Definition {
 
     /// Whether the resource is served: its names are accepted, or it is established.
     pub fn is_served(&self) -> bool {
-        super::is_true(&self.conditions, "NamesAccepted") || super::is_true(&self.conditions, "Established")
+        super::is_condition_true(&self.conditions, "NamesAccepted")
+            || super::is_condition_true(&self.conditions, "Established")
     }
 }
 

@@ -33,13 +33,13 @@ impl UsedNames {
 pub fn accept_names(definition: &Definition, used_names: &UsedNames, now: &str) -> (CrdNames, Vec<Value>) {
     let (desired, mut names) = (&definition.spec_names, definition.accepted_names.clone());
     let mut conflict: Option<(&str, String)> = None;
-    let words = |name: &str| format!("{name:?} is already in use");
+    let in_use_message = |name: &str| format!("{name:?} is already in use");
     let mut accept =
         |desired: &str, current: &mut String, used_names: &HashSet<String>, reason: &'static str| {
             if desired == current || !used_names.contains(desired) {
                 desired.clone_into(current);
             } else {
-                conflict = Some((reason, words(desired)));
+                conflict = Some((reason, in_use_message(desired)));
             }
         };
     accept(&desired.plural, &mut names.plural, &used_names.resources, "PluralConflict");
@@ -50,7 +50,7 @@ pub fn accept_names(definition: &Definition, used_names: &UsedNames, now: &str) 
         .filter(|name| {
             !definition.accepted_names.short_names.contains(name) && used_names.resources.contains(*name)
         })
-        .map(|name| words(name))
+        .map(|name| in_use_message(name))
         .collect();
     let mut short_names_message = None;
     match conflicts.as_slice() {
@@ -65,7 +65,7 @@ pub fn accept_names(definition: &Definition, used_names: &UsedNames, now: &str) 
         if desired == current || !used_names.kinds.contains(desired) {
             desired.clone_into(current);
         } else {
-            conflict = Some((reason, words(desired)));
+            conflict = Some((reason, in_use_message(desired)));
         }
     };
     accept(&desired.kind, &mut names.kind, "KindConflict");
@@ -79,7 +79,7 @@ pub fn accept_names(definition: &Definition, used_names: &UsedNames, now: &str) 
         None => ("True", "NoConflicts", "no conflicts found"),
     };
     set_condition(&mut conditions, new_condition("NamesAccepted", status, reason, message), now);
-    if !is_true(&conditions, "Established") {
+    if !is_condition_true(&conditions, "Established") {
         let established = match no_conflict {
             true => new_condition(
                 "Established",
@@ -161,6 +161,6 @@ pub fn set_condition(conditions: &mut Vec<Value>, mut condition: Value, now: &st
     }
 }
 
-pub fn is_true(conditions: &[Value], kind: &str) -> bool {
+pub fn is_condition_true(conditions: &[Value], kind: &str) -> bool {
     conditions.iter().any(|condition| condition.text("type") == kind && condition.text("status") == "True")
 }

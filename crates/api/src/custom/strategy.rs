@@ -43,7 +43,14 @@ impl RestStrategy for CrdHandle {
         if !validate_type_meta(&version_schema, new, errors) {
             return;
         }
-        values::validate_change(&version_schema.schema, new, old, &root, &version_schema.patterns, errors);
+        values::validate_value_update(
+            &version_schema.schema,
+            new,
+            old,
+            &root,
+            &version_schema.patterns,
+            errors,
+        );
         validate_scale(&version_schema, new, &["spec", "status"], errors);
         values::validate_embedded(&version_schema.schema, new, &root, errors);
         validate_changed_lists(&version_schema, new, old, errors);
@@ -60,9 +67,14 @@ impl RestStrategy for CrdHandle {
             let path = Path::new("status");
             let mut found = ErrorList::default();
             match old.get("status") {
-                Some(old) => {
-                    values::validate_change(schema, status, old, &path, &version_schema.patterns, &mut found)
-                }
+                Some(old) => values::validate_value_update(
+                    schema,
+                    status,
+                    old,
+                    &path,
+                    &version_schema.patterns,
+                    &mut found,
+                ),
                 None => values::validate_value(schema, status, &path, &version_schema.patterns, &mut found),
             }
             errors.0.append(&mut found.0);

@@ -130,28 +130,28 @@ fn normalize_field_path(path: &str) -> String {
 /// ratcheting, rules are not evaluated for unchanged values.
 #[derive(Clone, Copy, Default)]
 struct OldValue<'v> {
-    own_rules: Option<(&'v Value, &'v Value)>,
+    current: Option<(&'v Value, &'v Value)>,
     parent: Option<(&'v Value, &'v Value)>,
 }
 
 impl<'v> OldValue<'v> {
     fn is_unchanged(self) -> bool {
-        self.own_rules.or(self.parent).is_some_and(|(old, new)| old == new)
+        self.current.or(self.parent).is_some_and(|(old, new)| old == new)
     }
 
     fn field(self, name: &str) -> OldValue<'v> {
-        let Some((old, new)) = self.own_rules else { return self };
+        let Some((old, new)) = self.current else { return self };
         if self.parent.is_none() && matches!(name, "apiVersion" | "kind") {
             return OldValue::default();
         }
         let child = old.is_object().then(|| (old.at(name), new.at(name)));
-        OldValue { own_rules: child, parent: self.own_rules }
+        OldValue { current: child, parent: self.current }
     }
 
     fn item(self, schema: &Value, item: &'v Value) -> OldValue<'v> {
-        let Some((old, _)) = self.own_rules else { return self };
+        let Some((old, _)) = self.current else { return self };
         let child = values::find_old_item(schema, old, item).map(|old| (old, item));
-        OldValue { own_rules: child, parent: self.own_rules }
+        OldValue { current: child, parent: self.current }
     }
 }
 
@@ -187,7 +187,7 @@ impl SchemaRules {
     /// Reports the violated rules of an object.
     pub(super) fn check(&self, schema: &Value, value: &Value, old: Option<&Value>, errors: &mut ErrorList) {
         let mut check = RuleValidator { budget: Budget::new(RUNTIME_BUDGET), errors };
-        let before = OldValue { own_rules: old.map(|old| (old, value)), parent: None };
+        let before = OldValue { current: old.map(|old| (old, value)), parent: None };
         // The error has been reported. It only stops the traversal.
         let _ = check.validate_value(self, schema, value, old, before, &Path::root());
     }
@@ -331,15 +331,17 @@ impl RuleValidator<'_> {
             "" => format!("failed rule: {}", rule.text),
             message => message.to_owned(),
         });
-        let whole = matches!(rules.kind.as_str(), "object" | "array");
+        let is_composite = matches!(rules.kind.as_str(), "object" | "array");
         match rule.reason.as_deref() {
             Some("FieldValueForbidden") => self.errors.forbidden(&path, &detail),
             Some("FieldValueRequired") => self.errors.required(&path, &detail),
-            Some("FieldValueDuplicate") if whole => {
+            Some("FieldValueDuplicate") if is_composite => {
                 self.errors.push(ErrorType::Duplicate, &path, "Duplicate value".to_owned())
             }
             Some("FieldValueDuplicate") => self.errors.duplicate(&path, value.clone()),
-            _ if whole => self.errors.push(ErrorType::Invalid, &path, format!("Invalid value: {detail}")),
+            _ if is_composite => {
+                self.errors.push(ErrorType::Invalid, &path, format!("Invalid value: {detail}"))
+            }
             _ => self.errors.invalid(&path, value.clone(), &detail),
         }
         Ok(())

@@ -10,7 +10,7 @@ pub(super) fn pull_policy(image: &str) -> Value {
 }
 
 /// Defaults `imagePullPolicy` of a container.
-pub(super) fn container(container: &mut Value) {
+pub(super) fn set_pull_policy(container: &mut Value) {
     if container.text("imagePullPolicy").is_empty() {
         container.set("imagePullPolicy", pull_policy(container.text("image")));
     }
@@ -76,12 +76,13 @@ fn is_registry(registry: &str) -> bool {
 /// Lower-case letters and digits, separated by `.`, `_`, `__` or dashes.
 fn is_component(component: &str) -> bool {
     let lower = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    let mut words = component.split(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
+    let mut separators = component.split(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit());
     let bytes = component.as_bytes();
     let ends = |b: Option<&u8>| b.is_some_and(|b| lower(*b));
     ends(bytes.first())
         && ends(bytes.last())
-        && words.all(|between| matches!(between, "" | "." | "_" | "__") || between.bytes().all(|b| b == b'-'))
+        && separators
+            .all(|between| matches!(between, "" | "." | "_" | "__") || between.bytes().all(|b| b == b'-'))
 }
 
 fn is_tag(tag: &str) -> bool {
@@ -112,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn tag_of_image_names() {
+    fn parse_tag_returns_tag_or_latest() {
         let digest = format!("sha256:{}", "a".repeat(64));
         check("nginx", Some("latest"));
         check("nginx:1.27", Some("1.27"));

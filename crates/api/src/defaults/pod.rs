@@ -73,7 +73,7 @@ pub(super) const TYPE_DEFAULTS: &[TypeDefaults] = &[
 ];
 
 const CONTAINER_RULES: &[super::DefaultRule] = &[
-    Apply(image::container),
+    Apply(image::set_pull_policy),
     Set("terminationMessagePath", Text("/dev/termination-log")),
     Set("terminationMessagePolicy", Text("File")),
 ];

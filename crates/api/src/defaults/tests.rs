@@ -513,11 +513,11 @@ fn defaults_are_normalized_values() {
 
 /// Malformed objects do not get here, but must not cause a panic or change.
 #[test]
-fn malformed_objects_are_unchanged() {
+fn malformed_objects_never_panic() {
     let table = schema::kubernetes();
-    let odd = [json!(null), json!(5), json!("x"), json!([]), json!([1, {}]), json!({"x": [null]})];
+    let malformed = [json!(null), json!(5), json!("x"), json!([]), json!([1, {}]), json!({"x": [null]})];
     for (id, ty) in table.types() {
-        for value in &odd {
+        for value in &malformed {
             let fields = ty.fields.iter().map(|field| (field.name.to_string(), value.clone()));
             let mut object = Value::Object(fields.collect());
             set_defaults(table, id, &mut object);

@@ -25,7 +25,7 @@ impl RestStrategy for EndpointSlice {
 
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let kind = obj.text("addressType");
-        rules::one_of(kind, ADDRESS_TYPES, &Path::new("addressType"), errors);
+        rules::required_one_of(kind, ADDRESS_TYPES, &Path::new("addressType"), errors);
         ports(obj.items("ports"), &Path::new("ports"), errors);
         let endpoints = obj.items("endpoints");
         let path = Path::new("endpoints");
@@ -81,7 +81,7 @@ fn ports(ports: &[Value], path: &Path, errors: &mut ErrorList) {
         if !seen.insert(name) {
             errors.duplicate(&path.child("name"), name);
         }
-        rules::one_of(port.text("protocol"), PROTOCOLS, &path.child("protocol"), errors);
+        rules::required_one_of(port.text("protocol"), PROTOCOLS, &path.child("protocol"), errors);
         if let Some(protocol) = port.at("appProtocol").as_str() {
             rules::validate_name(protocol, names::qualified_name, &path.child("appProtocol"), errors);
         }
@@ -141,7 +141,7 @@ fn check_address(address: &str, kind: &str, path: &Path, index: usize, errors: &
     if ip::is_v6(address) != v6 {
         errors.invalid(path, address, &format!("must be an {kind} address"));
     }
-    ip::check_endpoint(address, &at, errors);
+    ip::validate_endpoint_ip(address, &at, errors);
 }
 
 #[cfg(test)]

@@ -72,17 +72,17 @@ impl RestStrategy for Event {
 
     fn selectable_fields(&self, obj: &Value) -> Vec<(&'static str, String)> {
         let event = to_core(obj);
-        let about = event.at("involvedObject");
+        let involved_object = event.at("involvedObject");
         let text = |part: &Value, field: &str| part.text(field).to_owned();
         vec![
             ("reason", text(&event, "reason")),
-            ("regarding.kind", text(about, "kind")),
-            ("regarding.namespace", text(about, "namespace")),
-            ("regarding.name", text(about, "name")),
-            ("regarding.uid", text(about, "uid")),
-            ("regarding.apiVersion", text(about, "apiVersion")),
-            ("regarding.resourceVersion", text(about, "resourceVersion")),
-            ("regarding.fieldPath", text(about, "fieldPath")),
+            ("regarding.kind", text(involved_object, "kind")),
+            ("regarding.namespace", text(involved_object, "namespace")),
+            ("regarding.name", text(involved_object, "name")),
+            ("regarding.uid", text(involved_object, "uid")),
+            ("regarding.apiVersion", text(involved_object, "apiVersion")),
+            ("regarding.resourceVersion", text(involved_object, "resourceVersion")),
+            ("regarding.fieldPath", text(involved_object, "fieldPath")),
             ("reportingController", text(&event, "reportingComponent")),
             ("type", text(&event, "type")),
         ]

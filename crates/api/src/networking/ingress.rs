@@ -18,15 +18,15 @@ impl RestStrategy for Ingress {
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let spec = obj.at("spec");
         let path = Path::new("spec");
-        let rules_of = spec.items("rules");
-        if rules_of.is_empty() && !spec.has("defaultBackend") {
+        let ingress_rules = spec.items("rules");
+        if ingress_rules.is_empty() && !spec.has("defaultBackend") {
             let detail = "either `defaultBackend` or `rules` must be specified";
             errors.invalid(&path, spec.at("rules").clone(), detail);
         }
         if spec.has("defaultBackend") {
             validate_backend(spec.at("defaultBackend"), &path.child("defaultBackend"), errors);
         }
-        for (i, rule) in rules_of.iter().enumerate() {
+        for (i, rule) in ingress_rules.iter().enumerate() {
             check_rule(rule, &path.child("rules").index(i), errors);
         }
         for (i, tls) in spec.items("tls").iter().enumerate() {
@@ -144,14 +144,16 @@ fn validate_backend(backend: &Value, path: &Path, errors: &mut ErrorList) {
     match (resource.is_null(), service.is_null()) {
         (false, false) => errors.invalid(path, "", "cannot set both resource and service backends"),
         (true, true) => errors.invalid(path, "", "resource or service backend is required"),
-        (false, true) => object_reference(resource, &path.child("resource"), errors),
+        (false, true) => validate_object_reference(resource, &path.child("resource"), errors),
         (true, false) => {
             let name_path = path.child("service.name");
             rules::validate_required_name(service.text("name"), names::dns1123_label, &name_path, errors);
             let port = service.at("port");
             match (port.text("name"), port.int("number").unwrap_or(0)) {
                 ("", 0) => errors.required(path, "port name or number is required"),
-                ("", number) => rules::port_number(number, &path.child("service.port.number"), errors),
+                ("", number) => {
+                    rules::validate_port_number(number, &path.child("service.port.number"), errors)
+                }
                 (name, 0) => {
                     rules::validate_name(name, names::port_name, &path.child("service.port.name"), errors);
                 }
@@ -162,7 +164,7 @@ fn validate_backend(backend: &Value, path: &Path, errors: &mut ErrorList) {
 }
 
 /// Validates a reference with group, kind and name.
-pub(super) fn object_reference(reference: &Value, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_object_reference(reference: &Value, path: &Path, errors: &mut ErrorList) {
     if let Some(group) = reference.at("apiGroup").as_str() {
         rules::validate_name(group, names::dns1123_subdomain, &path.child("apiGroup"), errors);
     }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::ingress::object_reference;
+use super::ingress::validate_object_reference;
 use crate::core::rules;
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
@@ -24,7 +24,7 @@ impl RestStrategy for IngressClass {
         let parameters = spec.at("parameters");
         if !parameters.is_null() {
             let path = Path::new("spec.parameters");
-            object_reference(parameters, &path, errors);
+            validate_object_reference(parameters, &path, errors);
             validate_scope(parameters, &path, errors);
         }
     }

@@ -87,7 +87,7 @@ pub fn from_number(number: u128, v6: bool) -> IpAddr {
 }
 
 /// Reports addresses that are not allowed for endpoints.
-pub fn check_endpoint(value: &str, path: &Path, errors: &mut ErrorList) {
+pub fn validate_endpoint_ip(value: &str, path: &Path, errors: &mut ErrorList) {
     let Some(ip) = parse(value) else {
         errors.invalid(path, value, "must be a valid IP address");
         return;
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cidr_parsing() {
+    fn cidr_parse_clears_host_bits() {
         let cidr = Cidr::parse("192.168.1.77/24").unwrap();
         assert_eq!(cidr.to_string(), "192.168.1.0/24");
         assert_eq!(cidr.last().to_string(), "192.168.1.255");
@@ -181,7 +181,7 @@ mod tests {
             ("0.0.0.0", "may not be unspecified (0.0.0.0)"),
         ] {
             let mut errors = ErrorList::default();
-            check_endpoint(value, &Path::new("f"), &mut errors);
+            validate_endpoint_ip(value, &Path::new("f"), &mut errors);
             let got: String = errors.0.iter().map(|c| c.message.as_str()).collect();
             assert_eq!(got.is_empty(), expected.is_empty(), "{value}: {got}");
             assert!(got.contains(expected), "{value}: {got}");

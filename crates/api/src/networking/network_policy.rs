@@ -46,7 +46,7 @@ impl RestStrategy for NetworkPolicy {
             return;
         }
         for (i, kind) in types.iter().enumerate() {
-            rules::one_of_if_set(kind, POLICY_TYPES, &path.index(i), errors);
+            rules::optional_one_of(kind, POLICY_TYPES, &path.index(i), errors);
         }
     }
 
@@ -71,7 +71,7 @@ impl RestStrategy for NetworkPolicy {
 }
 
 fn check_port(port: &Value, path: &Path, errors: &mut ErrorList) {
-    rules::one_of_if_set(port.at("protocol"), &["TCP", "UDP", "SCTP"], &path.child("protocol"), errors);
+    rules::optional_one_of(port.at("protocol"), &["TCP", "UDP", "SCTP"], &path.child("protocol"), errors);
     let end = port.int("endPort");
     let end_path = path.child("endPort");
     let start = port.at("port");
@@ -80,12 +80,12 @@ fn check_port(port: &Value, path: &Path, errors: &mut ErrorList) {
         if let Some(end) = ends_after_name {
             errors.invalid(&end_path, end, "may not be specified when `port` is non-numeric");
         }
-        rules::port_number_or_name(start, &path.child("port"), errors);
+        rules::validate_port_number_or_name(start, &path.child("port"), errors);
         if let (Some(start), Some(end)) = (start.as_i64(), end) {
             if end < start {
                 errors.invalid(&end_path, start, "must be greater than or equal to `port`");
             }
-            rules::port_number(end, &end_path, errors);
+            rules::validate_port_number(end, &end_path, errors);
         }
     } else if let Some(end) = end {
         errors.invalid(&end_path, end, "may not be specified when `port` is not specified");

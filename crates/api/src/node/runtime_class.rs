@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::deprecated_label;
+use super::deprecated_label_warning;
 use crate::core::{pod, resources, rules};
 use crate::field::{ErrorList, ErrorType, Path};
 use crate::json::JsonExt;
@@ -29,7 +29,7 @@ impl RestStrategy for RuntimeClass {
         meta::validate_labels(scheduling.at("nodeSelector"), &path.child("nodeSelector"), errors);
         let path = path.child("tolerations");
         let tolerations = scheduling.items("tolerations");
-        pod::tolerations(errors, tolerations, &path);
+        pod::validate_tolerations(errors, tolerations, &path);
         let key = |toleration: &Value| {
             ["key", "operator", "value", "effect"].map(|field| toleration.text(field).to_owned())
         };
@@ -48,8 +48,8 @@ impl RestStrategy for RuntimeClass {
     fn warnings(&self, new: &Value, _old: Option<&Value>) -> Vec<String> {
         new.at("scheduling")
             .entries("nodeSelector")
-            .filter_map(|(key, _)| deprecated_label(key))
-            .map(|words| format!("scheduling.nodeSelector: {words}"))
+            .filter_map(|(key, _)| deprecated_label_warning(key))
+            .map(|message| format!("scheduling.nodeSelector: {message}"))
             .collect()
     }
 }

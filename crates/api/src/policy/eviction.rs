@@ -14,11 +14,11 @@ pub fn delete_options(eviction: &Value, name: &str, dry_run: &[&str]) -> Result<
         return Err(Status::bad_request("name in URL does not match name in Eviction object"));
     }
     let mut options = eviction.at("deleteOptions").clone();
-    let forced = "ignoreStoreReadErrorWithClusterBreakingPotential";
-    if options.flag(forced) {
+    let field = "ignoreStoreReadErrorWithClusterBreakingPotential";
+    if options.flag(field) {
         let mut errors = ErrorList::default();
         errors.invalid(
-            &Path::new("deleteOptions").child(forced),
+            &Path::new("deleteOptions").child(field),
             true,
             "can not be set for pod eviction, try after removing the option",
         );

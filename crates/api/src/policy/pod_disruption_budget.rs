@@ -54,10 +54,10 @@ fn validate_count(value: &Value, path: &Path, errors: &mut ErrorList) {
     match IntOrString::from_value(value) {
         Some(IntOrString::Text(text)) => {
             let messages = names::percent(text);
-            let more = messages.is_empty()
+            let is_over_100_percent = messages.is_empty()
                 && text.strip_suffix('%').and_then(|n| n.parse::<i64>().ok()).is_none_or(|n| n > 100);
             errors.invalid_each(path, text, messages);
-            if more {
+            if is_over_100_percent {
                 errors.invalid(path, text, "must not be greater than 100%");
             }
         }

@@ -38,7 +38,7 @@ pub(super) fn validate_claim_spec(spec: &Value, path: &Path, errors: &mut ErrorL
         &path.child("config"),
         errors,
         |item, path, errors| {
-            request_references(item, &known, path, errors);
+            validate_request_references(item, &known, path, errors);
             validate_configuration(item, path, errors);
         },
     );
@@ -63,9 +63,14 @@ impl<'a> RequestNames<'a> {
     }
 }
 
-pub(super) fn request_references(of: &Value, known: &RequestNames, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_request_references(
+    of: &Value,
+    known: &RequestNames,
+    path: &Path,
+    errors: &mut ErrorList,
+) {
     let check = |item: &Value, path: &Path, errors: &mut ErrorList| {
-        request_reference(item.as_str().unwrap_or(""), known, path, errors);
+        validate_request_reference(item.as_str().unwrap_or(""), known, path, errors);
     };
     validate_unique_list(
         of.items("requests"),
@@ -77,7 +82,12 @@ pub(super) fn request_references(of: &Value, known: &RequestNames, path: &Path, 
     );
 }
 
-pub(super) fn request_reference(name: &str, known: &RequestNames, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_request_reference(
+    name: &str,
+    known: &RequestNames,
+    path: &Path,
+    errors: &mut ErrorList,
+) {
     const MESSAGE: &str = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
     if name.matches('/').count() > 1 {
         errors.invalid(path, name, MESSAGE);
@@ -165,7 +175,7 @@ fn validate_toleration(toleration: &Value, path: &Path, errors: &mut ErrorList) 
 }
 
 fn validate_constraint(constraint: &Value, known: &RequestNames, path: &Path, errors: &mut ErrorList) {
-    request_references(constraint, known, path, errors);
+    validate_request_references(constraint, known, path, errors);
     for field in ["matchAttribute", "distinctAttribute"] {
         if constraint.has(field) {
             validate_fully_qualified_name(constraint.text(field), &path.child(field), errors);

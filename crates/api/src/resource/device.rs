@@ -6,7 +6,7 @@ use super::{
     MAX_ID_BYTES, TAINT_EFFECTS, validate_binding_conditions, validate_label, validate_list,
     validate_qualified_name, validate_unique_list,
 };
-use crate::core::pod::node_selector;
+use crate::core::pod::validate_node_selector;
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::quantity::Quantity;
@@ -124,13 +124,13 @@ fn validate_capacity(capacity: &Value, shared: bool, path: &Path, errors: &mut E
     };
     let Some(capacity_value) = Quantity::from_value(capacity.at("value")) else { return };
     if has_values {
-        valid_values(values, default, capacity_value, &path.child(field), errors);
+        validate_policy_values(values, default, capacity_value, &path.child(field), errors);
     } else {
-        valid_range(policy.at("validRange"), default, capacity_value, &path.child(field), errors);
+        validate_policy_range(policy.at("validRange"), default, capacity_value, &path.child(field), errors);
     }
 }
 
-fn valid_values(
+fn validate_policy_values(
     values: &[Value],
     default: Quantity,
     capacity_value: Quantity,
@@ -158,7 +158,7 @@ fn valid_values(
     }
 }
 
-fn valid_range(
+fn validate_policy_range(
     range: &Value,
     default: Quantity,
     capacity_value: Quantity,
@@ -188,19 +188,20 @@ fn valid_range(
         report(default > max, "max", default, format!("default is more than max: {max}"));
     }
     if let Some(step) = step {
-        let one = min + step;
+        let first_step = min + step;
         report(
-            one > capacity_value,
+            first_step > capacity_value,
             "step",
             step,
-            format!("one step {one} is larger than capacity value: {capacity_value}"),
+            format!("one step {first_step} is larger than capacity value: {capacity_value}"),
         );
         for value in std::iter::once(default).chain(max) {
-            let above = i128::from(value.value()) - i128::from(min.value());
+            let offset = i128::from(value.value()) - i128::from(min.value());
             // With a step of zero only the minimum is valid.
-            let off = above.checked_rem(i128::from(step.value())).map_or(above != 0, |rest| rest != 0);
+            let is_off_step =
+                offset.checked_rem(i128::from(step.value())).map_or(offset != 0, |rest| rest != 0);
             let message = format!("value is not a multiple of a given step ({step}) from ({min})");
-            report(off, "step", value, message);
+            report(is_off_step, "step", value, message);
         }
     }
 }
@@ -268,7 +269,7 @@ fn validate_node_selection(
     }
     if device.has("nodeSelector") {
         specified.push("`nodeSelector`");
-        node_selector(errors, device.at("nodeSelector"), &path.child("nodeSelector"));
+        validate_node_selector(errors, device.at("nodeSelector"), &path.child("nodeSelector"));
     }
     match device.at("allNodes") {
         Value::Bool(true) => specified.push("`allNodes`"),

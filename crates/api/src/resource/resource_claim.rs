@@ -4,12 +4,14 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use super::claim::{RequestNames, request_reference, request_references, validate_claim_spec};
+use super::claim::{
+    RequestNames, validate_claim_spec, validate_request_reference, validate_request_references,
+};
 use super::{
     MAX_CONFIGS, string_value, validate_binding_conditions, validate_configuration, validate_driver,
     validate_label, validate_list, validate_pool, validate_raw_object, validate_uid, validate_unique_list,
 };
-use crate::core::pod::node_selector;
+use crate::core::pod::validate_node_selector;
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::strategy::RestStrategy;
@@ -30,7 +32,7 @@ impl RestStrategy for ResourceClaim {
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         // The spec is immutable, so the only error about a changed spec is that it changed.
-        errors.0.retain(|complaint| !complaint.path.as_str().starts_with("spec"));
+        errors.0.retain(|error| !error.path.as_str().starts_with("spec"));
         meta::validate_immutable(new.at("spec"), old.at("spec"), &Path::new("spec"), errors);
     }
 
@@ -80,11 +82,11 @@ pub fn prepare_status(new: &mut Value, old: &Value) {
     let ids = |claim: &Value| -> HashSet<String> {
         claim.path("status.allocation.devices").items("results").iter().map(device_id).collect()
     };
-    let (now, before) = (ids(new), ids(old));
+    let (new_ids, old_ids) = (ids(new), ids(old));
     if let Some(devices) = new.pointer_mut("/status/devices").and_then(Value::as_array_mut) {
         devices.retain(|device| {
             let id = device_id(device);
-            now.contains(&id) || !before.contains(&id)
+            new_ids.contains(&id) || !old_ids.contains(&id)
         });
     }
 }
@@ -120,7 +122,7 @@ fn validate_allocation_result(allocation: &Value, known: &RequestNames, path: &P
         &at.child("results"),
         errors,
         |result, path, errors| {
-            request_reference(result.text("request"), known, &path.child("request"), errors);
+            validate_request_reference(result.text("request"), known, &path.child("request"), errors);
             validate_device_names(result, path, errors);
             validate_binding_conditions(result, path, errors);
             if let Some(share) = result.at("shareID").as_str() {
@@ -139,12 +141,12 @@ fn validate_allocation_result(allocation: &Value, known: &RequestNames, path: &P
                 "" => errors.required(&path.child("source"), ""),
                 other => errors.not_supported(&path.child("source"), other, &["FromClaim", "FromClass"]),
             }
-            request_references(config, known, path, errors);
+            validate_request_references(config, known, path, errors);
             validate_configuration(config, path, errors);
         },
     );
     if allocation.has("nodeSelector") {
-        node_selector(errors, allocation.at("nodeSelector"), &path.child("nodeSelector"));
+        validate_node_selector(errors, allocation.at("nodeSelector"), &path.child("nodeSelector"));
     }
 }
 

@@ -21,7 +21,7 @@ impl RestStrategy for ResourceClaimTemplate {
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         // The spec is immutable, so the only error about a changed spec is that it changed.
-        errors.0.retain(|complaint| !complaint.path.as_str().starts_with("spec"));
+        errors.0.retain(|error| !error.path.as_str().starts_with("spec"));
         meta::validate_immutable(new.at("spec"), old.at("spec"), &Path::new("spec"), errors);
     }
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::device::{validate_counters, validate_device};
 use super::{validate_driver, validate_label, validate_pool, validate_unique_list};
-use crate::core::pod::node_selector;
+use crate::core::pod::validate_node_selector;
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::strategy::RestStrategy;
@@ -21,7 +21,7 @@ pub struct ResourceSlice;
 
 impl RestStrategy for ResourceSlice {
     fn prepare(&self, new: &mut Value) {
-        drop_disabled(new);
+        drop_disabled_fields(new);
     }
 
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
@@ -30,7 +30,7 @@ impl RestStrategy for ResourceSlice {
 
     fn validate_update(&self, new: &Value, old: &Value, errors: &mut ErrorList) {
         // Validates the spec again with the old object, in upstream's order.
-        errors.0.retain(|complaint| !complaint.path.as_str().starts_with("spec"));
+        errors.0.retain(|error| !error.path.as_str().starts_with("spec"));
         validate_slice_spec(new.at("spec"), Some(old.at("spec")), errors);
     }
 
@@ -63,7 +63,7 @@ pub fn set_taint_time(slice: &mut Value, now: &str) {
 }
 
 /// Drops the fields of disabled features.
-fn drop_disabled(slice: &mut Value) {
+fn drop_disabled_fields(slice: &mut Value) {
     let devices = slice.pointer_mut("/spec/devices").and_then(Value::as_array_mut);
     for device in devices.into_iter().flatten().filter_map(Value::as_object_mut) {
         device.remove("nodeAllocatableResourceMappings");
@@ -81,13 +81,13 @@ fn drop_disabled(slice: &mut Value) {
 fn validate_slice_spec(spec: &Value, old: Option<&Value>, errors: &mut ErrorList) {
     let path = Path::new("spec");
     validate_driver(spec.text("driver"), &path.child("driver"), errors);
-    let (in_pool, at_pool) = (spec.at("pool"), path.child("pool"));
-    validate_pool(in_pool.text("name"), &at_pool.child("name"), errors);
-    let count = in_pool.int("resourceSliceCount").unwrap_or(0);
+    let (pool, at_pool) = (spec.at("pool"), path.child("pool"));
+    validate_pool(pool.text("name"), &at_pool.child("name"), errors);
+    let count = pool.int("resourceSliceCount").unwrap_or(0);
     if count <= 0 {
         errors.invalid(&at_pool.child("resourceSliceCount"), count, "must be greater than zero");
     }
-    if let Some(generation) = in_pool.int("generation").filter(|generation| *generation < 0) {
+    if let Some(generation) = pool.int("generation").filter(|generation| *generation < 0) {
         let message = "must be greater than or equal to zero";
         errors.invalid(&at_pool.child("generation"), generation, message);
     }
@@ -158,7 +158,7 @@ fn validate_node_selection(spec: &Value, path: &Path, errors: &mut ErrorList) {
     if spec.has("nodeSelector") {
         specified.push("`nodeSelector`");
         let (selector, path) = (spec.at("nodeSelector"), path.child("nodeSelector"));
-        node_selector(errors, selector, &path);
+        validate_node_selector(errors, selector, &path);
         if selector.items("nodeSelectorTerms").len() != 1 {
             let terms = selector.at("nodeSelectorTerms").clone();
             let message = "must have exactly one node selector term";

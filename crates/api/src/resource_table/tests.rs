@@ -98,7 +98,7 @@ fn actual() -> BTreeSet<String> {
 }
 
 fn expected(discovery: &Value) -> BTreeSet<String> {
-    let words = |value: &Value, field: &str| -> Vec<String> {
+    let strings = |value: &Value, field: &str| -> Vec<String> {
         value.items(field).iter().filter_map(Value::as_str).map(str::to_owned).collect()
     };
     let mut lines = BTreeSet::new();
@@ -111,11 +111,11 @@ fn expected(discovery: &Value) -> BTreeSet<String> {
                 let more = format!(
                     "{} short={} categories={} singular={}",
                     resource.text("scope"),
-                    words(resource, "shortNames").join(","),
-                    words(resource, "categories").join(","),
+                    strings(resource, "shortNames").join(","),
+                    strings(resource, "categories").join(","),
                     resource.text("singularResource"),
                 );
-                let verbs = words(resource, "verbs");
+                let verbs = strings(resource, "verbs");
                 let verbs: Vec<&str> = verbs.iter().map(String::as_str).collect();
                 lines.insert(line(group_name, version.text("version"), plural, kind, &verbs, more));
                 for sub in resource.items("subresources") {
@@ -124,7 +124,7 @@ fn expected(discovery: &Value) -> BTreeSet<String> {
                         (_, "") => String::new(),
                         (group, version) => api_version(group, version),
                     };
-                    let verbs = words(sub, "verbs");
+                    let verbs = strings(sub, "verbs");
                     let verbs: Vec<&str> = verbs.iter().map(String::as_str).collect();
                     let name = format!("{plural}/{}", sub.text("subresource"));
                     lines.insert(line(

@@ -21,9 +21,9 @@ impl RestStrategy for PriorityClass {
         let name = obj.at("metadata").text("name");
         let value = obj.int("value").unwrap_or(0);
         if name.starts_with(SYSTEM_PREFIX) {
-            if let Some(wrong) = system_class_mismatch(name, value, obj.flag("globalDefault")) {
+            if let Some(mismatch) = system_class_mismatch(name, value, obj.flag("globalDefault")) {
                 let detail = format!(
-                    "priority class names with '{SYSTEM_PREFIX}' prefix are reserved for system use only. error: {wrong}"
+                    "priority class names with '{SYSTEM_PREFIX}' prefix are reserved for system use only. error: {mismatch}"
                 );
                 errors.forbidden(&Path::new("metadata.name"), &detail);
             }
@@ -33,7 +33,7 @@ impl RestStrategy for PriorityClass {
         }
         if let Some(policy) = obj.at("preemptionPolicy").as_str() {
             let supported = &["PreemptLowerPriority", "Never"];
-            rules::one_of(policy, supported, &Path::new("preemptionPolicy"), errors);
+            rules::required_one_of(policy, supported, &Path::new("preemptionPolicy"), errors);
         }
     }
 

@@ -24,8 +24,8 @@ impl FieldSelector {
         parts.sort_unstable();
         let term = |part: &&str| {
             let Some((field, not_equal, value)) = split_term(part) else {
-                let words = format!("invalid selector: '{text}'; can't understand '{part}'");
-                return Err(SelectorError(words));
+                let message = format!("invalid selector: '{text}'; can't understand '{part}'");
+                return Err(SelectorError(message));
             };
             Ok(FieldTerm { field: field.to_owned(), value: unescape(value)?, not_equal })
         };
@@ -84,8 +84,8 @@ fn unescape(text: &str) -> Result<String, SelectorError> {
             // Upstream prints the code point as a number.
             ',' | '=' => {
                 let number = u32::from(c);
-                let words = format!("invalid field selector: unescaped character in value: {number}");
-                return Err(SelectorError(words));
+                let message = format!("invalid field selector: unescaped character in value: {number}");
+                return Err(SelectorError(message));
             }
             other => value.push(other),
         }

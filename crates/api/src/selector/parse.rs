@@ -16,8 +16,9 @@ pub(super) fn parse_requirements(text: &str) -> Result<Vec<Requirement>, Selecto
             _ => {}
         }
         let requirement = parser.parse_requirement();
-        requirements
-            .push(requirement.map_err(|why| SelectorError(format!("unable to parse requirement: {why}")))?);
+        requirements.push(
+            requirement.map_err(|reason| SelectorError(format!("unable to parse requirement: {reason}")))?,
+        );
         match parser.next() {
             Token::End => return Ok(requirements),
             Token::Symbol(",") => match parser.peek() {
@@ -167,11 +168,11 @@ impl<'a> Parser<'a> {
 }
 
 fn check_key(key: &str) -> Result<(), SelectorError> {
-    let wrong = names::qualified_name(key);
-    if wrong.is_empty() {
+    let messages = names::qualified_name(key);
+    if messages.is_empty() {
         return Ok(());
     }
     let mut errors = ErrorList::default();
-    errors.invalid(&Path::root(), key, &wrong.join("; "));
+    errors.invalid(&Path::root(), key, &messages.join("; "));
     Err(SelectorError(errors.to_string()))
 }

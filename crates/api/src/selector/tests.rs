@@ -7,7 +7,7 @@ use super::*;
 fn check(text: &str, expected: Expect) {
     expected.assert_eq(&match LabelSelector::parse(text) {
         Ok(selector) => selector.to_string(),
-        Err(why) => format!("error: {why}"),
+        Err(reason) => format!("error: {reason}"),
     });
 }
 
@@ -94,7 +94,7 @@ fn label_selector_matches_labels() {
 }
 
 #[test]
-fn selector_from_object() {
+fn absent_selector_matches_nothing_and_empty_everything() {
     let read = |value: Value| LabelSelector::from_value(&value);
     assert!(read(json!(null)).is_ok_and(|s| s.is_nothing() && !s.matches_labels(&json!({}))));
     assert!(read(json!({})).is_ok_and(|s| s.is_everything()));
@@ -109,12 +109,12 @@ fn selector_from_object() {
 fn check_fields(text: &str, expected: Expect) {
     expected.assert_eq(&match FieldSelector::parse(text) {
         Ok(selector) => selector.to_string(),
-        Err(why) => format!("error: {why}"),
+        Err(reason) => format!("error: {reason}"),
     });
 }
 
 #[test]
-fn field_selector_parsing() {
+fn field_selector_parse_and_match() {
     check_fields("", expect![""]);
     check_fields("b==2,a!=1,", expect!["a!=1,b=2"]);
     check_fields(r"a=x\,y\=z\\", expect![r"a=x\,y\=z\\"]);

@@ -38,11 +38,11 @@ impl RestStrategy for CSIDriver {
             }
         }
         let policy = spec.at("fsGroupPolicy");
-        rules::one_of_if_set(policy, FS_GROUP_POLICIES, &path.child("fsGroupPolicy"), errors);
+        rules::optional_one_of(policy, FS_GROUP_POLICIES, &path.child("fsGroupPolicy"), errors);
         token_requests(spec.items("tokenRequests"), &path.child("tokenRequests"), errors);
         for mode in spec.items("volumeLifecycleModes") {
             let path = path.child("volumeLifecycleModes");
-            rules::one_of_if_set(mode, &["Persistent", "Ephemeral"], &path, errors);
+            rules::optional_one_of(mode, &["Persistent", "Ephemeral"], &path, errors);
         }
         if !spec.has("seLinuxMount") {
             errors.required(&path.child("seLinuxMount"), "");
@@ -95,7 +95,7 @@ fn token_requests(requests: &[Value], path: &Path, errors: &mut ErrorList) {
 }
 
 /// Validates a reference to a CSI driver, ignoring case.
-pub(crate) fn driver_name(name: &str, path: &Path, errors: &mut ErrorList) {
+pub(crate) fn validate_driver_name(name: &str, path: &Path, errors: &mut ErrorList) {
     if name.is_empty() {
         errors.required(path, "");
         return;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::Value;
 
-use super::csi_driver::driver_name;
+use super::csi_driver::validate_driver_name;
 use crate::core::rules;
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
@@ -22,7 +22,7 @@ impl RestStrategy for CSINode {
         for (i, driver) in drivers.iter().enumerate() {
             let path = Path::new("spec.drivers").index(i);
             let name = driver.text("name");
-            driver_name(name, &path.child("name"), errors);
+            validate_driver_name(name, &path.child("name"), errors);
             let node = driver.text("nodeID");
             if node.is_empty() {
                 errors.required(&path.child("nodeID"), "");

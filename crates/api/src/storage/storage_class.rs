@@ -7,25 +7,30 @@ use serde_json::Value;
 use crate::core::rules;
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
-use crate::node::deprecated_label;
+use crate::node::deprecated_label_warning;
 use crate::strategy::RestStrategy;
 use crate::{meta, names};
 
 pub struct StorageClass;
 
 const MAX_PARAMETERS: usize = 512;
-const MAX_PARAMETER_BYTES: usize = 256 * 1024;
+const MAX_PARAMETERS_BYTES: usize = 256 * 1024;
 const BINDING_MODES: &[&str] = &["Immediate", "WaitForFirstConsumer"];
 
 impl RestStrategy for StorageClass {
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
-        provisioner(obj.text("provisioner"), &Path::new("provisioner"), errors);
-        parameters(obj, errors);
+        validate_provisioner(obj.text("provisioner"), &Path::new("provisioner"), errors);
+        validate_parameters(obj, errors);
         let policy = obj.at("reclaimPolicy");
         if policy.as_str() != Some("") {
-            rules::one_of_if_set(policy, &["Delete", "Retain"], &Path::new("reclaimPolicy"), errors);
+            rules::optional_one_of(policy, &["Delete", "Retain"], &Path::new("reclaimPolicy"), errors);
         }
-        rules::one_of(obj.text("volumeBindingMode"), BINDING_MODES, &Path::new("volumeBindingMode"), errors);
+        rules::required_one_of(
+            obj.text("volumeBindingMode"),
+            BINDING_MODES,
+            &Path::new("volumeBindingMode"),
+            errors,
+        );
         topologies(obj.items("allowedTopologies"), errors);
     }
 
@@ -40,8 +45,8 @@ impl RestStrategy for StorageClass {
         for (i, term) in new.items("allowedTopologies").iter().enumerate() {
             let path = Path::new("allowedTopologies").index(i).child("matchLabelExpressions");
             for (j, requirement) in term.items("matchLabelExpressions").iter().enumerate() {
-                if let Some(words) = deprecated_label(requirement.text("key")) {
-                    warnings.push(format!("{}: {words}", path.index(j).child("key")));
+                if let Some(message) = deprecated_label_warning(requirement.text("key")) {
+                    warnings.push(format!("{}: {message}", path.index(j).child("key")));
                 }
             }
         }
@@ -50,7 +55,7 @@ impl RestStrategy for StorageClass {
 }
 
 /// Validates the name of a driver or provisioner, ignoring case.
-pub(super) fn provisioner(name: &str, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_provisioner(name: &str, path: &Path, errors: &mut ErrorList) {
     if name.is_empty() {
         errors.required(path, "");
     } else {
@@ -59,7 +64,7 @@ pub(super) fn provisioner(name: &str, path: &Path, errors: &mut ErrorList) {
 }
 
 /// Validates the size of the parameters, which are otherwise opaque. Returns whether there are any.
-pub(super) fn parameters(obj: &Value, errors: &mut ErrorList) -> bool {
+pub(super) fn validate_parameters(obj: &Value, errors: &mut ErrorList) -> bool {
     let path = Path::new("parameters");
     if obj.entries("parameters").count() > MAX_PARAMETERS {
         errors.too_long(&path, MAX_PARAMETERS);
@@ -72,8 +77,8 @@ pub(super) fn parameters(obj: &Value, errors: &mut ErrorList) -> bool {
         }
         size += key.len() + value.as_str().map_or(0, str::len);
     }
-    if size > MAX_PARAMETER_BYTES {
-        errors.too_long(&path, MAX_PARAMETER_BYTES);
+    if size > MAX_PARAMETERS_BYTES {
+        errors.too_long(&path, MAX_PARAMETERS_BYTES);
     }
     obj.entries("parameters").next().is_some()
 }

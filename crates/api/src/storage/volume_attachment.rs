@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::csi_driver::driver_name;
+use super::csi_driver::validate_driver_name;
 use crate::core::{persistent_volume, rules};
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
@@ -18,7 +18,7 @@ impl RestStrategy for VolumeAttachment {
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
         let spec = obj.at("spec");
         let path = Path::new("spec");
-        driver_name(spec.text("attacher"), &path.child("attacher"), errors);
+        validate_driver_name(spec.text("attacher"), &path.child("attacher"), errors);
         source(spec.at("source"), &path.child("source"), errors);
         rules::validate_name(
             spec.text("nodeName"),
@@ -73,7 +73,7 @@ fn source(source: &Value, path: &Path, errors: &mut ErrorList) {
         (false, Some(_)) => {}
         (true, None) => {
             let inline = source.at("inlineVolumeSpec");
-            persistent_volume::check_inline(inline, &path.child("inlineVolumeSpec"), errors);
+            persistent_volume::validate_inline_spec(inline, &path.child("inlineVolumeSpec"), errors);
         }
     }
 }

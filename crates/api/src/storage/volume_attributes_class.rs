@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::storage_class::{parameters, provisioner};
+use super::storage_class::{validate_parameters, validate_provisioner};
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::meta;
@@ -12,8 +12,8 @@ pub struct VolumeAttributesClass;
 
 impl RestStrategy for VolumeAttributesClass {
     fn validate(&self, obj: &Value, errors: &mut ErrorList) {
-        provisioner(obj.text("driverName"), &Path::new("driverName"), errors);
-        if !parameters(obj, errors) {
+        validate_provisioner(obj.text("driverName"), &Path::new("driverName"), errors);
+        if !validate_parameters(obj, errors) {
             errors.required(&Path::new("parameters"), "must contain at least one key/value pair");
         }
     }

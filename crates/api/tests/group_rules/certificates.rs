@@ -99,7 +99,7 @@ fn create_sets_requester_from_user() {
 }
 
 #[test]
-fn spec_is_immutable() {
+fn spec_change_causes_no_update_error() {
     check_update(CSR, csr(), with_value(csr(), "/spec/usages", json!(["any"])), expect![[r#""#]]);
 }
 

@@ -107,8 +107,8 @@ fn kubernetes_groups_require_approval() {
         metadata.annotations[api-approved.kubernetes.io]: Required value: protected groups must have approval annotation "api-approved.kubernetes.io", see https://github.com/kubernetes/enhancements/pull/1111
     "#]],
     );
-    let with_annotation = |note: &str| {
-        with_value(obj.clone(), "/metadata/annotations", json!({"api-approved.kubernetes.io": note}))
+    let with_annotation = |annotation: &str| {
+        with_value(obj.clone(), "/metadata/annotations", json!({"api-approved.kubernetes.io": annotation}))
     };
     check(
         CRD,
@@ -282,7 +282,7 @@ fn rejects_non_structural_schemas() {
 }
 
 #[test]
-fn validates_schema_root_fields() {
+fn rejects_unsupported_schema_fields() {
     check_schema(
         json!({
             "type": "object",
@@ -469,13 +469,13 @@ fn validates_updates() {
 
 #[test]
 fn unknown_formats_cause_warnings() {
-    let odd = with_value(
+    let unknown_format = with_value(
         crd(),
         "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/rig/format",
         json!("rig"),
     );
-    assert_eq!(strategy(CRD).warnings(&odd, None), ["unrecognized format \"rig\""]);
-    assert!(strategy(CRD).warnings(&odd, Some(&odd)).is_empty());
+    assert_eq!(strategy(CRD).warnings(&unknown_format, None), ["unrecognized format \"rig\""]);
+    assert!(strategy(CRD).warnings(&unknown_format, Some(&unknown_format)).is_empty());
     let known = with_value(
         crd(),
         "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/rig/format",

@@ -92,7 +92,7 @@ fn validates_flow_schemas() {
 }
 
 #[test]
-fn mandatory_flow_schemas_are_immutable() {
+fn mandatory_flow_schemas_have_fixed_specs() {
     check(
         "FlowSchema",
         with_value(schema(), "/metadata/name", json!("catch-all")),

@@ -96,7 +96,7 @@ impl Definitions {
         let others = self.known.values().filter(|other| other.definition.group == *group);
         self.pending.extend(others.map(|other| other.definition.name.clone()));
         for crd in known.rows.iter().filter_map(|row| row.custom) {
-            crd.set(Arc::new(Definition::without_source(&known.definition)));
+            crd.set_definition(Arc::new(Definition::without_source(&known.definition)));
         }
     }
 
@@ -257,7 +257,8 @@ async fn finalize_once(
         let detail = "instances overlap with built-in resources in storage";
         return update_condition("OverlappingBuiltInResource", detail, true).await;
     }
-    let Some(row) = row.filter(|_| api::custom::is_true(&definition.conditions, "Established")) else {
+    let Some(row) = row.filter(|_| api::custom::is_condition_true(&definition.conditions, "Established"))
+    else {
         return update_condition("NeverEstablished", "resource was never established", true).await;
     };
     if let Err(status) = delete_instances(server, row).await {

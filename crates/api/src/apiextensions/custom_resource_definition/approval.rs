@@ -17,17 +17,17 @@ enum Approval {
 
 impl Approval {
     fn from_crd(crd: &Value) -> Approval {
-        let note = crd.path("metadata.annotations").text(APPROVAL_ANNOTATION);
-        let has_host = note.split_once("://").is_some_and(|(scheme, rest)| {
+        let annotation = crd.path("metadata.annotations").text(APPROVAL_ANNOTATION);
+        let has_host = annotation.split_once("://").is_some_and(|(scheme, rest)| {
             !scheme.is_empty()
                 && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
                 && !rest.is_empty()
                 && !rest.starts_with(['/', '?', '#'])
                 && !rest.contains(|c: char| c.is_ascii_control() || c == ' ')
         });
-        match note {
+        match annotation {
             "" => Approval::Missing,
-            _ if note.starts_with("unapproved") => Approval::Bypassed,
+            _ if annotation.starts_with("unapproved") => Approval::Bypassed,
             _ if has_host => Approval::Approved,
             _ => Approval::Invalid,
         }
@@ -35,7 +35,7 @@ impl Approval {
 }
 
 /// Groups under `k8s.io` and `kubernetes.io` are reserved. They need a link to the API review.
-pub(super) fn approval(crd: &Value, old: Option<&Value>, errors: &mut ErrorList) {
+pub(super) fn validate_approval(crd: &Value, old: Option<&Value>, errors: &mut ErrorList) {
     const POLICY_URL: &str = "see https://github.com/kubernetes/enhancements/pull/1111";
     let group = crd.at("spec").text("group");
     let protected = ["k8s.io", "kubernetes.io"]

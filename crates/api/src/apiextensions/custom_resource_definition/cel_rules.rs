@@ -15,7 +15,7 @@ const MAX_TOTAL_COST: u64 = 100_000_000;
 const MAX_REPORTED_RULES: usize = 4;
 
 /// Checks the CEL expressions of a schema that has no other errors.
-pub(super) fn expressions(schema: &Value, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_expressions(schema: &Value, path: &Path, errors: &mut ErrorList) {
     let mut validator = CostValidator { total: 0, expensive: Vec::new(), errors };
     validator.validate_schema(
         schema,
@@ -33,7 +33,7 @@ pub(super) fn expressions(schema: &Value, path: &Path, errors: &mut ErrorList) {
         errors.forbidden(path, reason);
     }
     let what = "x-kubernetes-validations estimated rule cost total for entire OpenAPIv3 schema";
-    errors.forbidden(path, &too_expensive(what, total, MAX_TOTAL_COST));
+    errors.forbidden(path, &cost_error_message(what, total, MAX_TOTAL_COST));
 }
 
 /// The properties of the current position in the schema that cost and validity of rules depend on.
@@ -54,8 +54,8 @@ struct CostValidator<'e> {
 
 impl CostValidator<'_> {
     fn validate_schema(&mut self, schema: &Value, path: &Path, context: CostContext<'_>) {
-        let child_context = |schema_times: Option<u64>| {
-            let max_count = context.max_count.zip(schema_times).map(|(a, b)| a.saturating_mul(b));
+        let child_context = |multiplier: Option<u64>| {
+            let max_count = context.max_count.zip(multiplier).map(|(a, b)| a.saturating_mul(b));
             CostContext { root: false, max_count, ..context }
         };
         let additional = schema.at("additionalProperties");
@@ -122,7 +122,7 @@ impl CostValidator<'_> {
 
     fn add_cost(&mut self, what: &str, cost: u64, path: Path) {
         if cost > MAX_RULE_COST {
-            self.errors.forbidden(&path, &too_expensive(what, cost, MAX_RULE_COST));
+            self.errors.forbidden(&path, &cost_error_message(what, cost, MAX_RULE_COST));
         }
         self.total = self.total.saturating_add(cost);
         if cost >= MAX_TOTAL_COST / 100 {
@@ -142,7 +142,7 @@ impl CostValidator<'_> {
     }
 }
 
-fn too_expensive(what: &str, cost: u64, limit: u64) -> String {
+fn cost_error_message(what: &str, cost: u64, limit: u64) -> String {
     let factor = cost as f64 / limit as f64;
     let factor = match factor {
         factor if factor > 100.0 => "more than 100x".to_owned(),

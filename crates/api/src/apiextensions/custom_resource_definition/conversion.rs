@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use super::one_of;
+use super::required_one_of;
 use crate::admissionregistration::client_config;
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
@@ -12,12 +12,12 @@ use crate::names;
 
 /// Validates `spec.conversion`. The error paths are those of the internal version, which has the
 /// webhook's fields one level up.
-pub(super) fn conversion(conversion: &Value, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_conversion(conversion: &Value, path: &Path, errors: &mut ErrorList) {
     if conversion.is_null() {
         return;
     }
     let strategy = conversion.text("strategy");
-    one_of(strategy, &["None", "Webhook"], &path.child("strategy"), errors);
+    required_one_of(strategy, &["None", "Webhook"], &path.child("strategy"), errors);
     let config = conversion.path("webhook.clientConfig");
     let versions = conversion.at("webhook").items("conversionReviewVersions");
     let config_path = path.child("webhookClientConfig");
@@ -35,7 +35,7 @@ pub(super) fn conversion(conversion: &Value, path: &Path, errors: &mut ErrorList
     if config.is_null() {
         errors.required(&config_path, "required when strategy is set to Webhook");
     } else {
-        client_config::endpoint(config, &config_path, errors);
+        client_config::validate_client_config(config, &config_path, errors);
     }
     review_versions(versions, &versions_path, errors);
 }
@@ -63,7 +63,7 @@ fn review_versions(versions: &[Value], path: &Path, errors: &mut ErrorList) {
 
 /// Invalid CA bundles are allowed until the CRD is established, because tools inject them later. After
 /// that a valid bundle must not be replaced by an invalid one.
-pub(super) fn ca_bundle_update(
+pub(super) fn validate_ca_bundle_update(
     new: &Value,
     old: &Value,
     established: bool,

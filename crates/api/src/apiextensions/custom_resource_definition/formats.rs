@@ -12,8 +12,10 @@ pub(super) fn unrecognized_formats(crd: &Value) -> Vec<String> {
     let mut found = Vec::new();
     let versions = crd.at("spec").items("versions");
     let schemas: Vec<&Value> = match PerVersion::from_versions(versions, "schema") {
-        PerVersion::ByAll(shared) => vec![shared.at("openAPIV3Schema")],
-        PerVersion::Apart => versions.iter().map(|version| version.path("schema.openAPIV3Schema")).collect(),
+        PerVersion::Shared(shared) => vec![shared.at("openAPIV3Schema")],
+        PerVersion::Distinct => {
+            versions.iter().map(|version| version.path("schema.openAPIV3Schema")).collect()
+        }
     };
     for schema in schemas {
         collect_formats(schema, &mut found);

@@ -17,7 +17,7 @@ fn require_type(schema: &Value, expected: &str, keyword: &str, path: &Path, erro
     }
 }
 
-pub(super) fn map_type(schema: &Value, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_map_type(schema: &Value, path: &Path, errors: &mut ErrorList) {
     const KEYWORD: &str = "x-kubernetes-map-type";
     let Some(kind) = schema.at(KEYWORD).as_str() else { return };
     require_type(schema, "object", KEYWORD, path, errors);
@@ -26,7 +26,7 @@ pub(super) fn map_type(schema: &Value, path: &Path, errors: &mut ErrorList) {
     }
 }
 
-pub(super) fn list_type(schema: &Value, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_list_type(schema: &Value, path: &Path, errors: &mut ErrorList) {
     const KEYWORD: &str = "x-kubernetes-list-type";
     const KEYS: &str = "x-kubernetes-list-map-keys";
     let list_type = schema.at(KEYWORD).as_str();
@@ -56,7 +56,7 @@ pub(super) fn list_type(schema: &Value, path: &Path, errors: &mut ErrorList) {
         map_items(item, schema.at(KEYS), path, errors);
     }
     if matches!(list_type, Some("map" | "set")) && item.is_object() {
-        map_list_keys(schema, item, path, errors);
+        validate_set_or_map_items(schema, item, path, errors);
     }
 }
 
@@ -118,7 +118,7 @@ fn map_items(item: &Value, keys: &Value, path: &Path, errors: &mut ErrorList) {
 }
 
 /// Items of sets and maps must not be nullable, and the keys of a map must be required or have a default.
-fn map_list_keys(schema: &Value, item: &Value, path: &Path, errors: &mut ErrorList) {
+fn validate_set_or_map_items(schema: &Value, item: &Value, path: &Path, errors: &mut ErrorList) {
     let kind = schema.text("x-kubernetes-list-type");
     let path = path.child("items");
     if item.flag("nullable") {

@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use super::super::values;
-use super::cel_rules::expressions;
+use super::cel_rules::validate_expressions;
 use super::field_path::field_at;
 use super::{internal_format, lists, structural};
 use crate::field::{ErrorList, ErrorType, Path};
@@ -41,7 +41,12 @@ const ROOT_FIELDS: [(&str, &str); 22] = [
 ];
 
 /// Validates `schema` of a version, or the top-level `validation` that all versions share.
-pub(super) fn validation(validation: &Value, has_status: bool, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_version_schema(
+    validation: &Value,
+    has_status: bool,
+    path: &Path,
+    errors: &mut ErrorList,
+) {
     let schema = validation.at("openAPIV3Schema");
     if schema.is_null() {
         return;
@@ -57,9 +62,9 @@ pub(super) fn validation(validation: &Value, has_status: bool, path: &Path, erro
     let unsupported = find_unsupported(schema);
     if unsupported.is_none() {
         let before = errors.0.len();
-        structural::structural(schema, &path, errors);
+        structural::validate_structural(schema, &path, errors);
         if errors.0.len() == before {
-            defaults(schema, &path, errors);
+            validate_defaults(schema, &path, errors);
         }
     }
     validate_schema(
@@ -76,12 +81,12 @@ pub(super) fn validation(validation: &Value, has_status: bool, path: &Path, erro
     }
     // The expressions of an invalid schema cannot be type checked.
     if errors.0.len() == before {
-        expressions(schema, &path, errors);
+        validate_expressions(schema, &path, errors);
     }
 }
 
 /// Validates default values. `validate_schema` reports defaults in metadata, which are forbidden.
-fn defaults(schema: &Value, path: &Path, errors: &mut ErrorList) {
+fn validate_defaults(schema: &Value, path: &Path, errors: &mut ErrorList) {
     let default = schema.at("default");
     if !default.is_null() {
         let path = path.child("default");
@@ -91,10 +96,10 @@ fn defaults(schema: &Value, path: &Path, errors: &mut ErrorList) {
         values::validate_value(schema, default, &path, &values::Patterns::from_schema(schema), errors);
     }
     if schema.at("items").is_object() {
-        defaults(schema.at("items"), &path.child("items"), errors);
+        validate_defaults(schema.at("items"), &path.child("items"), errors);
     }
     for (name, property) in schema.entries("properties") {
-        defaults(property, &path.child("properties").key(name), errors);
+        validate_defaults(property, &path.child("properties").key(name), errors);
     }
 }
 
@@ -241,8 +246,8 @@ fn validate_schema(schema: &Value, path: &Path, root: bool, context: SchemaConte
         let path = path.child("x-kubernetes-preserve-unknown-fields");
         errors.invalid(&path, false, "must be true or undefined");
     }
-    lists::map_type(schema, path, errors);
-    lists::list_type(schema, path, errors);
+    lists::validate_map_type(schema, path, errors);
+    lists::validate_list_type(schema, path, errors);
     validate_rules(schema, path, errors);
 }
 

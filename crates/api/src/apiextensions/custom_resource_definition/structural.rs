@@ -16,11 +16,11 @@ enum SchemaLevel {
 }
 
 /// The errors are sorted by their text, as upstream.
-pub(super) fn structural(schema: &Value, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_structural(schema: &Value, path: &Path, errors: &mut ErrorList) {
     let mut found = ErrorList::default();
     structural_invariants(schema, SchemaLevel::Root, path, &mut found);
     for_each_nested(schema, path, |nested, at| validate_complete(nested, schema, path, &at, &mut found));
-    found.0.sort_by_cached_key(|complaint| format!("{}: {}", complaint.path, complaint.message));
+    found.0.sort_by_cached_key(|error| format!("{}: {}", error.path, error.message));
     errors.0.append(&mut found.0);
 }
 
@@ -47,7 +47,13 @@ fn structural_invariants(schema: &Value, level: SchemaLevel, path: &Path, errors
         }
     }
     extensions(schema, path, errors);
-    value_validation(schema, int_or_string(schema), int_or_string(&schema.at("allOf")[0]), path, errors);
+    value_validation(
+        schema,
+        is_int_or_string(schema),
+        is_int_or_string(&schema.at("allOf")[0]),
+        path,
+        errors,
+    );
     types(schema, level, path, errors);
     object_fields(schema, level, path, errors);
 }
@@ -118,8 +124,8 @@ fn object_fields(schema: &Value, level: SchemaLevel, path: &Path, errors: &mut E
             "must not specify anything other than name and generateName, but metadata is implicitly specified",
         );
     }
-    let keeps_unknown = schema.flag("x-kubernetes-preserve-unknown-fields");
-    if embedded && !keeps_unknown && schema.entries("properties").next().is_none() {
+    let preserves_unknown = schema.flag("x-kubernetes-preserve-unknown-fields");
+    if embedded && !preserves_unknown && schema.entries("properties").next().is_none() {
         errors.required(
             &path.child("properties"),
             "must not be empty if x-kubernetes-embedded-resource is true without x-kubernetes-preserve-unknown-fields",
@@ -138,7 +144,7 @@ fn has_names_only(metadata: &Value) -> bool {
 }
 
 /// The only form in which types may be specified in `anyOf`.
-fn int_or_string(schema: &Value) -> bool {
+fn is_int_or_string(schema: &Value) -> bool {
     schema.at("anyOf") == &json!([{"type": "integer"}, {"type": "string"}])
 }
 

@@ -13,7 +13,7 @@ const COLUMN_TYPES: [&str; 5] = ["boolean", "date", "integer", "number", "string
 const COLUMN_FORMATS: [&str; 8] =
     ["byte", "date", "date-time", "double", "float", "int32", "int64", "password"];
 
-pub(super) fn deprecation(version: &Value, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_deprecation(version: &Value, path: &Path, errors: &mut ErrorList) {
     let Some(warning) = version.at("deprecationWarning").as_str() else { return };
     if !version.flag("deprecated") {
         errors.invalid(path, warning, "can only be set for deprecated versions");
@@ -38,7 +38,7 @@ fn is_printable(c: char) -> bool {
     !c.is_control() && (c == ' ' || !c.is_whitespace()) && !matches!(c, '\u{200b}'..='\u{200f}' | '\u{feff}')
 }
 
-pub(super) fn scale(subresources: &Value, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_scale(subresources: &Value, path: &Path, errors: &mut ErrorList) {
     let scale = subresources.at("scale");
     if scale.is_null() {
         return;
@@ -60,7 +60,7 @@ pub(super) fn scale(subresources: &Value, path: &Path, errors: &mut ErrorList) {
     check("labelSelectorPath", &[".spec.", ".status."], "either .spec or .status", false);
 }
 
-pub(super) fn printer_columns(columns: &Value, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_printer_columns(columns: &Value, path: &Path, errors: &mut ErrorList) {
     for (i, column) in columns.as_array().into_iter().flatten().enumerate() {
         let path = path.index(i);
         if column.text("name").is_empty() {
@@ -87,7 +87,12 @@ pub(super) fn printer_columns(columns: &Value, path: &Path, errors: &mut ErrorLi
     }
 }
 
-pub(super) fn selectable_fields(fields: &Value, validation: &Value, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_selectable_fields(
+    fields: &Value,
+    validation: &Value,
+    path: &Path,
+    errors: &mut ErrorList,
+) {
     let fields = fields.as_array().map_or(&[][..], Vec::as_slice);
     if fields.is_empty() || !validation.has("openAPIV3Schema") {
         // A missing schema has been reported already.

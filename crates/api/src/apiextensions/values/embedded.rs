@@ -40,11 +40,11 @@ fn validate_object(value: &Value, path: &Path, errors: &mut ErrorList) {
             None => errors.required(&at, ""),
             Some(Value::String(text)) if text.is_empty() => errors.invalid(&at, "", "must not be empty"),
             Some(Value::String(text)) if name == "kind" => {
-                let words = names::dns1035_label(&text.to_lowercase());
-                if !words.is_empty() {
-                    let words =
-                        format!("may have mixed case, but should otherwise match: {}", words.join(","));
-                    errors.invalid(&at, text.as_str(), &words);
+                let message = names::dns1035_label(&text.to_lowercase());
+                if !message.is_empty() {
+                    let message =
+                        format!("may have mixed case, but should otherwise match: {}", message.join(","));
+                    errors.invalid(&at, text.as_str(), &message);
                 }
             }
             Some(Value::String(text)) => {

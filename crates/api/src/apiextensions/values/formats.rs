@@ -149,13 +149,13 @@ fn is_uuid(text: &str, version: Option<char>) -> bool {
     let dash_positions: Vec<usize> = text.match_indices('-').map(|(at, _)| at).collect();
     // Each dash is optional, but dashes are only allowed between the groups.
     let mut expected = Vec::new();
-    let mut left_out = 0;
+    let mut missing = 0;
     for (i, at) in [8, 12, 16, 20].into_iter().enumerate() {
-        let place = at + i - left_out;
-        if text.as_bytes().get(place) == Some(&b'-') {
-            expected.push(place);
+        let position = at + i - missing;
+        if text.as_bytes().get(position) == Some(&b'-') {
+            expected.push(position);
         } else {
-            left_out += 1;
+            missing += 1;
         }
     }
     let variant = |c: u8| matches!(c.to_ascii_lowercase(), b'8' | b'9' | b'a' | b'b');
@@ -219,7 +219,7 @@ fn is_base64(text: &str) -> bool {
 fn is_duration(text: &str) -> bool {
     const UNITS: [&str; 15] =
         ["ns", "nano", "us", "µs", "micro", "ms", "milli", "s", "sec", "m", "min", "h", "hr", "hour", "d"];
-    const LONG_UNITS: [&str; 5] = ["day", "w", "wk", "week", "second"];
+    const EXACT_UNITS: [&str; 5] = ["day", "w", "wk", "week", "second"];
     if crate::time::parse_duration(text).is_ok() {
         return true;
     }
@@ -228,7 +228,7 @@ fn is_duration(text: &str) -> bool {
         let unit = part[2].to_ascii_lowercase();
         let unit = unit.trim();
         let singular = unit.strip_suffix('s').unwrap_or(unit);
-        let known = |unit: &str| UNITS.contains(&unit) || LONG_UNITS.contains(&unit);
+        let known = |unit: &str| UNITS.contains(&unit) || EXACT_UNITS.contains(&unit);
         if !(known(unit)
             || known(singular)
             || UNITS.iter().any(|known| known.len() > 2 && unit.starts_with(known)))

@@ -19,7 +19,12 @@ const SOURCES: [(&str, &str); 5] = [
 ];
 const TYPES: [&str; 5] = ["ContainerResource", "External", "Object", "Pods", "Resource"];
 
-pub(super) fn metrics(spec: &Value, described: ApiVersionCheck, path: &Path, errors: &mut ErrorList) {
+pub(super) fn validate_metrics(
+    spec: &Value,
+    described: ApiVersionCheck,
+    path: &Path,
+    errors: &mut ErrorList,
+) {
     let metrics = spec.items("metrics");
     for (i, item) in metrics.iter().enumerate() {
         validate_metric(item, described, &path.index(i), errors);

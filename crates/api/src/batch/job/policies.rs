@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::indexes;
-use crate::core::pod::rules::{invalid_as, invalid_name, non_negative};
+use crate::core::pod::rules::{invalid_as, non_negative, validate_name};
 use crate::field::{ErrorList, ErrorType, Path};
 use crate::json::JsonExt;
 use crate::names;
@@ -57,8 +57,8 @@ fn validate_failure_policy(spec: &Value, path: &Path, e: &mut ErrorList) {
         match rule.text("action") {
             "" => e.required(&at.child("action"), &valid_values(ACTIONS)),
             "FailIndex" if !spec.has("backoffLimitPerIndex") => {
-                let words = "requires the backoffLimitPerIndex to be set";
-                e.invalid(&at.child("action"), "FailIndex", words);
+                let message = "requires the backoffLimitPerIndex to be set";
+                e.invalid(&at.child("action"), "FailIndex", message);
             }
             action if !ACTIONS.contains(&action) => e.not_supported(&at.child("action"), action, ACTIONS),
             _ => {}
@@ -68,12 +68,12 @@ fn validate_failure_policy(spec: &Value, path: &Path, e: &mut ErrorList) {
             exit_codes(codes, &at.child("onExitCodes"), &containers, e);
         }
         pod_conditions(conditions, &at.child("onPodConditions"), e);
-        let words = match (codes.is_null(), conditions.is_empty()) {
+        let message = match (codes.is_null(), conditions.is_empty()) {
             (false, false) => "specifying both OnExitCodes and OnPodConditions is not supported",
             (true, true) => "specifying one of OnExitCodes and OnPodConditions is required",
             _ => continue,
         };
-        e.push(ErrorType::Invalid, &at, format!("Invalid value: {words}"));
+        e.push(ErrorType::Invalid, &at, format!("Invalid value: {message}"));
     }
 }
 
@@ -93,8 +93,8 @@ fn exit_codes(codes: &Value, path: &Path, containers: &BTreeSet<&str>, e: &mut E
     if let Some(name) = codes.at("containerName").as_str()
         && !containers.contains(name)
     {
-        let words = "must be one of the container or initContainer names in the pod template";
-        e.invalid(&path.child("containerName"), name, words);
+        let message = "must be one of the container or initContainer names in the pod template";
+        e.invalid(&path.child("containerName"), name, message);
     }
     let at = path.child("values");
     let values: Vec<i64> = codes.items("values").iter().filter_map(Value::as_i64).collect();
@@ -124,7 +124,7 @@ fn pod_conditions(conditions: &[Value], path: &Path, e: &mut ErrorList) {
     }
     for (i, condition) in conditions.iter().enumerate() {
         let at = path.index(i);
-        invalid_name(e, &at.child("type"), condition.text("type"), names::qualified_name);
+        validate_name(e, &at.child("type"), condition.text("type"), names::qualified_name);
         match condition.text("status") {
             "" => e.required(&at.child("status"), &valid_values(STATUSES)),
             status if !STATUSES.contains(&status) => e.not_supported(&at.child("status"), status, STATUSES),
@@ -156,8 +156,8 @@ fn validate_success_policy(spec: &Value, path: &Path, e: &mut ErrorList) {
                 e.too_long(&at, MAX_INDEXES_BYTES);
             }
             let counted = indexes::validate_index_ranges(list, completions);
-            if let Err(why) = &counted {
-                e.invalid(&at, list, &format!("error parsing succeededIndexes: {why}"));
+            if let Err(reason) = &counted {
+                e.invalid(&at, list, &format!("error parsing succeededIndexes: {reason}"));
             }
             total = Some(counted.unwrap_or(0));
         }
@@ -170,8 +170,8 @@ fn validate_success_policy(spec: &Value, path: &Path, e: &mut ErrorList) {
             if let (Some(count), Some(limit)) = (count, limit)
                 && count > limit
             {
-                let words = format!("must be less than or equal to {limit} ({what})");
-                e.invalid(&at.child("succeededCount"), count, &words);
+                let message = format!("must be less than or equal to {limit} ({what})");
+                e.invalid(&at.child("succeededCount"), count, &message);
             }
         }
     }

@@ -11,7 +11,7 @@ use crate::json::JsonExt;
 use crate::meta::semantic_equal;
 
 /// Whether the Job has this condition with status `True`.
-pub(super) fn is_true(job: &Value, condition: &str) -> bool {
+pub(super) fn is_condition_true(job: &Value, condition: &str) -> bool {
     has_condition(job, condition, "True")
 }
 
@@ -21,7 +21,7 @@ fn has_condition(job: &Value, condition: &str, status: &str) -> bool {
 }
 
 fn is_finished(job: &Value) -> bool {
-    is_true(job, "Complete") || is_true(job, "Failed")
+    is_condition_true(job, "Complete") || is_condition_true(job, "Failed")
 }
 
 /// Rules about combinations of fields only apply if one of the fields changes, so that an invalid old
@@ -42,10 +42,10 @@ impl StatusUpdate<'_> {
     }
 
     fn condition_changed(&self, name: &str) -> bool {
-        is_true(self.new, name) != is_true(self.old, name)
+        is_condition_true(self.new, name) != is_condition_true(self.old, name)
     }
 
-    fn just_finished(&self) -> bool {
+    fn finished_changed(&self) -> bool {
         is_finished(self.new) != is_finished(self.old)
     }
 }
@@ -65,7 +65,7 @@ pub(super) fn validate(new: &Value, old: &Value, e: &mut ErrorList) {
     let finished = is_finished(new);
     if finished
         && status.int("terminating").unwrap_or(0) > 0
-        && (change.just_finished() || change.field_changed("terminating"))
+        && (change.finished_changed() || change.field_changed("terminating"))
     {
         let count = status.int("terminating").unwrap_or(0);
         e.invalid(&path.child("terminating"), count, "terminating>0 is invalid for finished job");
@@ -76,11 +76,11 @@ pub(super) fn validate(new: &Value, old: &Value, e: &mut ErrorList) {
         e.invalid(&path.child("ready"), ready, "cannot set more ready pods than active");
     }
     success_criteria(new, &path, e);
-    validate_monotonic_counts(&change, &path, e);
+    validate_status_transition(&change, &path, e);
 }
 
-fn invalid_conditions(e: &mut ErrorList, path: &Path, words: &str) {
-    e.push(ErrorType::Invalid, &path.child("conditions"), format!("Invalid value: {words}"));
+fn invalid_conditions(e: &mut ErrorList, path: &Path, message: &str) {
+    e.push(ErrorType::Invalid, &path.child("conditions"), format!("Invalid value: {message}"));
 }
 
 fn validate_uncounted_pods(pods: &Value, path: &Path, e: &mut ErrorList) {
@@ -100,13 +100,13 @@ fn validate_uncounted_pods(pods: &Value, path: &Path, e: &mut ErrorList) {
 /// Validates the terminal conditions and the completion time.
 fn validate_terminal_conditions(change: &StatusUpdate<'_>, path: &Path, e: &mut ErrorList) {
     let (job, status) = (change.new, change.new.at("status"));
-    let (complete, failed) = (is_true(job, "Complete"), is_true(job, "Failed"));
+    let (complete, failed) = (is_condition_true(job, "Complete"), is_condition_true(job, "Failed"));
     let complete_changed = change.condition_changed("Complete");
     if complete && failed && (complete_changed || change.condition_changed("Failed")) {
         invalid_conditions(e, path, "cannot set Complete=True and Failed=true conditions");
     }
     if complete
-        && is_true(job, "FailureTarget")
+        && is_condition_true(job, "FailureTarget")
         && (complete_changed || change.condition_changed("FailureTarget"))
     {
         invalid_conditions(e, path, "cannot set Complete=True and FailureTarget=true conditions");
@@ -130,7 +130,7 @@ fn validate_terminal_conditions(change: &StatusUpdate<'_>, path: &Path, e: &mut 
         e.invalid(&at, ended, "must be equal to or after `startTime`");
     }
     if failed
-        && !is_true(job, "FailureTarget")
+        && !is_condition_true(job, "FailureTarget")
         && (change.condition_changed("Failed") || change.field_changed("failedIndexes"))
     {
         invalid_conditions(
@@ -140,7 +140,7 @@ fn validate_terminal_conditions(change: &StatusUpdate<'_>, path: &Path, e: &mut 
         );
     }
     if complete
-        && !is_true(job, "SuccessCriteriaMet")
+        && !is_condition_true(job, "SuccessCriteriaMet")
         && (complete_changed || change.condition_changed("SuccessCriteriaMet"))
     {
         invalid_conditions(
@@ -157,23 +157,23 @@ fn validate_finished(change: &StatusUpdate<'_>, path: &Path, e: &mut ErrorList) 
         return;
     }
     let active = status.int("active").unwrap_or(0);
-    if active > 0 && (change.just_finished() || change.number_changed("active")) {
+    if active > 0 && (change.finished_changed() || change.number_changed("active")) {
         e.invalid(&path.child("active"), active, "active>0 is invalid for finished job");
     }
     let nothing_to_do = spec.flag("suspend") && spec.int("completions") == Some(0);
     if !status.has("startTime")
-        && (change.just_finished() || change.field_changed("startTime"))
+        && (change.finished_changed() || change.field_changed("startTime"))
         && !nothing_to_do
     {
         e.required(&path.child("startTime"), "startTime is required for finished job");
     }
     let pods = status.at("uncountedTerminatedPods");
     let some = ["succeeded", "failed"].iter().any(|field| !pods.items(field).is_empty());
-    if some && (change.just_finished() || change.field_changed("uncountedTerminatedPods")) {
+    if some && (change.finished_changed() || change.field_changed("uncountedTerminatedPods")) {
         let fields = [("Succeeded", "succeeded"), ("Failed", "failed")];
         let rendered = crate::core::pod::rules::render_fields(pods, &fields);
-        let words = "must be empty for finished job";
-        crate::core::pod::rules::invalid_as(e, &path.child("uncountedTerminatedPods"), &rendered, words);
+        let message = "must be empty for finished job";
+        crate::core::pod::rules::invalid_as(e, &path.child("uncountedTerminatedPods"), &rendered, message);
     }
 }
 
@@ -184,54 +184,54 @@ fn index_lists(change: &StatusUpdate<'_>, path: &Path, e: &mut ErrorList) {
         (change.field_changed("completedIndexes"), change.field_changed("failedIndexes"));
     let completions = spec.int("completions");
     if let Some(completions) = completions {
-        if completed_changed && let Err(why) = indexes::validate_index_ranges(completed, completions) {
-            let words = format!("error parsing completedIndexes: {why}");
-            e.invalid(&path.child("completedIndexes"), completed, &words);
+        if completed_changed && let Err(reason) = indexes::validate_index_ranges(completed, completions) {
+            let message = format!("error parsing completedIndexes: {reason}");
+            e.invalid(&path.child("completedIndexes"), completed, &message);
         }
         if let Some(failed) = failed.filter(|_| failed_changed && spec.has("backoffLimitPerIndex"))
-            && let Err(why) = indexes::validate_index_ranges(failed, completions)
+            && let Err(reason) = indexes::validate_index_ranges(failed, completions)
         {
-            let words = format!("error parsing failedIndexes: {why}");
-            e.invalid(&path.child("failedIndexes"), failed, &words);
+            let message = format!("error parsing failedIndexes: {reason}");
+            e.invalid(&path.child("failedIndexes"), failed, &message);
         }
     }
     if completed_changed && !completed.is_empty() && !is_indexed(spec) {
-        let words = "cannot set non-empty completedIndexes when non-indexed completion mode";
-        e.invalid(&path.child("completedIndexes"), completed, words);
+        let message = "cannot set non-empty completedIndexes when non-indexed completion mode";
+        e.invalid(&path.child("completedIndexes"), completed, message);
     }
     let Some(failed) = failed else { return };
     if failed_changed && !spec.has("backoffLimitPerIndex") {
-        let words = "cannot set non-null failedIndexes when backoffLimitPerIndex is null";
-        e.invalid(&path.child("failedIndexes"), failed, words);
+        let message = "cannot set non-null failedIndexes when backoffLimitPerIndex is null";
+        e.invalid(&path.child("failedIndexes"), failed, message);
     }
     if (failed_changed || completed_changed)
         && let Some(index) =
             completions.and_then(|completions| indexes::first_overlap(completed, failed, completions))
     {
-        let words = format!("failedIndexes and completedIndexes overlap at index: {index}");
-        e.invalid(&path.child("failedIndexes"), failed, &words);
+        let message = format!("failedIndexes and completedIndexes overlap at index: {index}");
+        e.invalid(&path.child("failedIndexes"), failed, &message);
     }
 }
 
 fn success_criteria(job: &Value, path: &Path, e: &mut ErrorList) {
-    let met = is_true(job, "SuccessCriteriaMet");
-    if met && is_true(job, "Failed") {
+    let met = is_condition_true(job, "SuccessCriteriaMet");
+    if met && is_condition_true(job, "Failed") {
         invalid_conditions(e, path, "cannot set SuccessCriteriaMet=True and Failed=true conditions");
     }
-    if met && is_true(job, "FailureTarget") {
+    if met && is_condition_true(job, "FailureTarget") {
         invalid_conditions(e, path, "cannot set SuccessCriteriaMet=True and FailureTarget=true conditions");
     }
-    if job.at("spec").has("successPolicy") && !met && is_true(job, "Complete") {
-        let words = "cannot set Complete=True for Job with SuccessPolicy unless SuccessCriteriaMet=True";
-        invalid_conditions(e, path, words);
+    if job.at("spec").has("successPolicy") && !met && is_condition_true(job, "Complete") {
+        let message = "cannot set Complete=True for Job with SuccessPolicy unless SuccessCriteriaMet=True";
+        invalid_conditions(e, path, message);
     }
 }
 
 /// Terminal conditions must not be removed, and counters must not decrease.
-fn validate_monotonic_counts(change: &StatusUpdate<'_>, path: &Path, e: &mut ErrorList) {
+fn validate_status_transition(change: &StatusUpdate<'_>, path: &Path, e: &mut ErrorList) {
     let (new, old) = (change.new, change.old);
     for condition in ["Failed", "Complete", "FailureTarget"] {
-        if is_true(old, condition) && !is_true(new, condition) {
+        if is_condition_true(old, condition) && !is_condition_true(new, condition) {
             invalid_conditions(e, path, &format!("cannot disable the terminal {condition}=True condition"));
         }
     }
@@ -248,20 +248,23 @@ fn validate_monotonic_counts(change: &StatusUpdate<'_>, path: &Path, e: &mut Err
     if !ended.is_null() && !time(old, "completionTime").is_null() && change.field_changed("completionTime") {
         e.invalid(&path.child("completionTime"), ended, IMMUTABLE);
     }
-    let resuming = is_true(old, "Suspended") && has_condition(new, "Suspended", "False");
+    let resuming = is_condition_true(old, "Suspended") && has_condition(new, "Suspended", "False");
     if !time(old, "startTime").is_null()
         && change.field_changed("startTime")
         && !resuming
         && !spec.flag("suspend")
     {
-        let words = "field is immutable for unsuspended job once set";
-        e.invalid(&path.child("startTime"), time(new, "startTime"), words);
+        let message = "field is immutable for unsuspended job once set";
+        e.invalid(&path.child("startTime"), time(new, "startTime"), message);
     }
-    if is_true(old, "SuccessCriteriaMet") && !is_true(new, "SuccessCriteriaMet") {
+    if is_condition_true(old, "SuccessCriteriaMet") && !is_condition_true(new, "SuccessCriteriaMet") {
         invalid_conditions(e, path, "cannot disable the SuccessCriteriaMet=True condition");
     }
-    if is_true(old, "Complete") && !is_true(old, "SuccessCriteriaMet") && is_true(new, "SuccessCriteriaMet") {
-        let words = "cannot set SuccessCriteriaMet=True for Job already has Complete=true conditions";
-        invalid_conditions(e, path, words);
+    if is_condition_true(old, "Complete")
+        && !is_condition_true(old, "SuccessCriteriaMet")
+        && is_condition_true(new, "SuccessCriteriaMet")
+    {
+        let message = "cannot set SuccessCriteriaMet=True for Job already has Complete=true conditions";
+        invalid_conditions(e, path, message);
     }
 }

@@ -7,7 +7,7 @@ use crate::core::rules;
 use crate::core::volume_source::{self as shared, VolumeSourceRule, source};
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
-use crate::storage::csi_driver::driver_name;
+use crate::storage::csi_driver::validate_driver_name;
 use crate::{meta, names};
 
 /// In upstream's order.
@@ -21,8 +21,8 @@ const SOURCES: &[VolumeSourceRule] = &[
     shared::RBD,
     shared::QUOBYTE,
     shared::CEPHFS,
-    shared::ISCSI.rule(|e, source, at| shared::iscsi(e, source, at, iscsi_name, &["name"])),
-    shared::CINDER.rule(|e, source, at| shared::secret_ref(e, source, at, &["name", "namespace"])),
+    shared::ISCSI.rule(|e, source, at| shared::validate_iscsi(e, source, at, iscsi_name, &["name"])),
+    shared::CINDER.rule(|e, source, at| shared::validate_secret_ref(e, source, at, &["name", "namespace"])),
     shared::FC,
     shared::FLEX,
     shared::AZURE_FILE.rule(azure_file),
@@ -32,7 +32,8 @@ const SOURCES: &[VolumeSourceRule] = &[
     shared::AZURE_DISK,
     shared::SCALE_IO,
     source("local", &["path"]).rule(local),
-    shared::STORAGE_OS.rule(|e, source, at| shared::storage_os(e, source, at, &["name", "namespace"])),
+    shared::STORAGE_OS
+        .rule(|e, source, at| shared::validate_storage_os(e, source, at, &["name", "namespace"])),
     source("csi", &[]).rule(csi),
 ];
 
@@ -41,12 +42,12 @@ pub(super) fn validate_source(spec: &Value, name: &str, path: &Path, errors: &mu
     let mut found = false;
     for source in SOURCES.iter().filter(|source| spec.has(source.field)) {
         if found && source.field != "flexVolume" {
-            errors.forbidden(&path.child(source.outside), shared::MULTIPLE_SOURCES);
+            errors.forbidden(&path.child(source.conflict_field), shared::MULTIPLE_SOURCES);
             continue;
         }
         found = true;
         let value = spec.at(source.field);
-        let at = path.child(source.inside);
+        let at = path.child(source.error_field);
         source.required(errors, value, &at);
         if source.field == "iscsi" && shared::iscsi_name_too_long(value, name) {
             errors.invalid(
@@ -106,7 +107,7 @@ fn glusterfs(errors: &mut ErrorList, source: &Value, path: &Path) {
 
 /// Upstream has the same message for all invalid names here.
 fn iscsi_name(name: &str) -> Result<(), &'static str> {
-    shared::initiator(name).map_err(|_| "must be valid format")
+    shared::validate_initiator_name(name).map_err(|_| "must be valid format")
 }
 
 fn azure_file(errors: &mut ErrorList, source: &Value, path: &Path) {
@@ -116,7 +117,7 @@ fn azure_file(errors: &mut ErrorList, source: &Value, path: &Path) {
 }
 
 fn csi(errors: &mut ErrorList, source: &Value, path: &Path) {
-    driver_name(source.text("driver"), &path.child("driver"), errors);
+    validate_driver_name(source.text("driver"), &path.child("driver"), errors);
     if source.text("volumeHandle").is_empty() {
         errors.required(&path.child("volumeHandle"), "");
     }

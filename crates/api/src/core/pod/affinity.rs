@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::rules::{NOT_POSITIVE, invalid_name, one_of};
+use super::rules::{NOT_POSITIVE_MESSAGE, optional_one_of, validate_name};
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::meta::{self, SelectorOptions};
@@ -12,13 +12,13 @@ use crate::names;
 
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
 const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";
-const WEIGHT: &str = "must be in the range 1-100";
+const WEIGHT_MESSAGE: &str = "must be in the range 1-100";
 
-pub(super) fn affinity(e: &mut ErrorList, affinity: &Value, path: &Path) {
+pub(super) fn validate_affinity(e: &mut ErrorList, affinity: &Value, path: &Path) {
     let node = affinity.at("nodeAffinity");
     let at = path.child("nodeAffinity");
     if node.has(REQUIRED) {
-        node_selector(e, node.at(REQUIRED), &at.child(REQUIRED));
+        validate_node_selector(e, node.at(REQUIRED), &at.child(REQUIRED));
     }
     for (i, term) in node.items(PREFERRED).iter().enumerate() {
         let at = at.child(PREFERRED).index(i);
@@ -41,12 +41,12 @@ pub(super) fn affinity(e: &mut ErrorList, affinity: &Value, path: &Path) {
 fn weight(e: &mut ErrorList, term: &Value, path: &Path) {
     let weight = term.int("weight").unwrap_or(0);
     if !(1..=100).contains(&weight) {
-        e.invalid(&path.child("weight"), weight, WEIGHT);
+        e.invalid(&path.child("weight"), weight, WEIGHT_MESSAGE);
     }
 }
 
 /// Validates a `NodeSelector`, as in required node affinity.
-pub(crate) fn node_selector(e: &mut ErrorList, selector: &Value, path: &Path) {
+pub(crate) fn validate_node_selector(e: &mut ErrorList, selector: &Value, path: &Path) {
     let at = path.child("nodeSelectorTerms");
     let terms = selector.items("nodeSelectorTerms");
     if terms.is_empty() {
@@ -58,16 +58,16 @@ pub(crate) fn node_selector(e: &mut ErrorList, selector: &Value, path: &Path) {
 }
 
 /// `values` is whether values must be valid label values, which only required terms demand.
-fn node_selector_term(e: &mut ErrorList, term: &Value, path: &Path, values: bool) {
+fn node_selector_term(e: &mut ErrorList, term: &Value, path: &Path, validate_values: bool) {
     for (i, requirement) in term.items("matchExpressions").iter().enumerate() {
-        node_requirement(e, requirement, &path.child("matchExpressions").index(i), values);
+        node_requirement(e, requirement, &path.child("matchExpressions").index(i), validate_values);
     }
     for (i, requirement) in term.items("matchFields").iter().enumerate() {
         node_field_requirement(e, requirement, &path.child("matchFields").index(i));
     }
 }
 
-fn node_requirement(e: &mut ErrorList, requirement: &Value, path: &Path, values: bool) {
+fn node_requirement(e: &mut ErrorList, requirement: &Value, path: &Path, validate_values: bool) {
     let given = requirement.items("values");
     let at = path.child("values");
     match requirement.text("operator") {
@@ -89,9 +89,9 @@ fn node_requirement(e: &mut ErrorList, requirement: &Value, path: &Path, values:
         other => e.invalid(&path.child("operator"), other, "not a valid selector operator"),
     }
     meta::validate_label_name(requirement.text("key"), &path.child("key"), e);
-    if values {
+    if validate_values {
         for (i, value) in given.iter().enumerate() {
-            invalid_name(e, &at.index(i), value.as_str().unwrap_or(""), names::label_value);
+            validate_name(e, &at.index(i), value.as_str().unwrap_or(""), names::label_value);
         }
     }
 }
@@ -113,7 +113,7 @@ fn node_field_requirement(e: &mut ErrorList, requirement: &Value, path: &Path) {
         "metadata.name" => {
             for (i, value) in values.iter().enumerate() {
                 let value = value.as_str().unwrap_or("");
-                invalid_name(e, &path.child("values").index(i), value, names::dns1123_subdomain);
+                validate_name(e, &path.child("values").index(i), value, names::dns1123_subdomain);
             }
         }
         other => e.invalid(&path.child("key"), other, "not a valid field selector key"),
@@ -125,7 +125,7 @@ fn pod_affinity_term(e: &mut ErrorList, term: &Value, path: &Path) {
         meta::validate_label_selector(term.at(field), &path.child(field), SelectorOptions::default(), e);
     }
     for namespace in term.items("namespaces") {
-        invalid_name(e, &path.child("namespace"), namespace.as_str().unwrap_or(""), names::dns1123_label);
+        validate_name(e, &path.child("namespace"), namespace.as_str().unwrap_or(""), names::dns1123_label);
     }
     label_keys(e, term, path);
     let key = term.text("topologyKey");
@@ -173,21 +173,21 @@ fn label_keys(e: &mut ErrorList, term: &Value, path: &Path) {
         term.items("mismatchLabelKeys").iter().filter_map(Value::as_str).collect();
     for (i, key) in matched.iter().enumerate() {
         if key.as_str().is_some_and(|key| mismatched.contains(key)) {
-            let words = "exists in both matchLabelKeys and mismatchLabelKeys";
-            e.invalid(&path.child("matchLabelKeys").index(i), key.clone(), words);
+            let message = "exists in both matchLabelKeys and mismatchLabelKeys";
+            e.invalid(&path.child("matchLabelKeys").index(i), key.clone(), message);
         }
     }
 }
 
-pub(super) fn topology_spread<'a>(e: &mut ErrorList, constraints: &'a [Value], path: &Path) {
-    let both = |one: &'a Value| (one.text("topologyKey"), one.text("whenUnsatisfiable"));
+pub(super) fn validate_topology_spread<'a>(e: &mut ErrorList, constraints: &'a [Value], path: &Path) {
+    let constraint_key = |one: &'a Value| (one.text("topologyKey"), one.text("whenUnsatisfiable"));
     let last: BTreeMap<(&str, &str), usize> =
-        constraints.iter().enumerate().map(|(i, one)| (both(one), i)).collect();
+        constraints.iter().enumerate().map(|(i, one)| (constraint_key(one), i)).collect();
     for (i, constraint) in constraints.iter().enumerate() {
         let at = path.index(i);
         let skew = constraint.int("maxSkew").unwrap_or(0);
         if skew <= 0 {
-            e.invalid(&at.child("maxSkew"), skew, NOT_POSITIVE);
+            e.invalid(&at.child("maxSkew"), skew, NOT_POSITIVE_MESSAGE);
         }
         let (key, action) = (constraint.text("topologyKey"), constraint.text("whenUnsatisfiable"));
         if key.is_empty() {
@@ -202,16 +202,16 @@ pub(super) fn topology_spread<'a>(e: &mut ErrorList, constraints: &'a [Value], p
         }
         if let Some(domains) = constraint.int("minDomains") {
             if domains <= 0 {
-                e.invalid(&at.child("minDomains"), domains, NOT_POSITIVE);
+                e.invalid(&at.child("minDomains"), domains, NOT_POSITIVE_MESSAGE);
             }
             if action != "DoNotSchedule" {
-                let words =
+                let message =
                     format!("can only use minDomains if whenUnsatisfiable=DoNotSchedule, not {action}");
-                e.invalid(&at.child("minDomains"), domains, &words);
+                e.invalid(&at.child("minDomains"), domains, &message);
             }
         }
         for field in ["nodeAffinityPolicy", "nodeTaintsPolicy"] {
-            one_of(e, constraint, &at, field, &["Honor", "Ignore"]);
+            optional_one_of(e, constraint, &at, field, &["Honor", "Ignore"]);
         }
         label_keys(e, constraint, &at);
         let selector = constraint.at("labelSelector");
@@ -220,7 +220,7 @@ pub(super) fn topology_spread<'a>(e: &mut ErrorList, constraints: &'a [Value], p
 }
 
 /// Validates the tolerations of a Pod or RuntimeClass.
-pub(crate) fn tolerations(e: &mut ErrorList, tolerations: &[Value], path: &Path) {
+pub(crate) fn validate_tolerations(e: &mut ErrorList, tolerations: &[Value], path: &Path) {
     for (i, toleration) in tolerations.iter().enumerate() {
         let at = path.index(i);
         let (key, operator) = (toleration.text("key"), toleration.text("operator"));
@@ -263,7 +263,7 @@ pub(crate) fn tolerations(e: &mut ErrorList, tolerations: &[Value], path: &Path)
             other => e.not_supported(&at.child("operator"), other, &["Equal", "Exists"]),
         }
         if !effect.is_empty() {
-            one_of(e, toleration, &at, "effect", &["NoSchedule", "PreferNoSchedule", "NoExecute"]);
+            optional_one_of(e, toleration, &at, "effect", &["NoSchedule", "PreferNoSchedule", "NoExecute"]);
         }
     }
 }

@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::rules::{has_parent_refs, is_sidecar, label, required, required_one_of, validate_relative_path};
+use super::rules::{
+    has_parent_refs, is_sidecar, required, required_one_of, validate_label, validate_relative_path,
+};
 use super::{env, probes, resources, security};
-use crate::core::rules::port_number;
+use crate::core::rules::validate_port_number;
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::names;
@@ -37,7 +39,7 @@ pub(super) fn validate_containers(e: &mut ErrorList, containers: &[Value], path:
         if !names.insert(container.text("name")) {
             e.duplicate(&at.child("name"), container.text("name"));
         }
-        probes::lifecycle_and_probes(e, container, &at, pod);
+        probes::validate_lifecycle_and_probes(e, container, &at, pod);
         restart_policy(e, container, &at, false);
     }
     host_ports(e, containers.iter().enumerate(), path);
@@ -59,7 +61,7 @@ pub(super) fn validate_init_containers(e: &mut ErrorList, spec: &Value, path: &P
         host_ports(e, std::iter::once((0, container)), path);
         let sidecar = is_sidecar(container);
         if sidecar {
-            probes::lifecycle_and_probes(e, container, &at, pod);
+            probes::validate_lifecycle_and_probes(e, container, &at, pod);
         } else {
             for field in ["lifecycle", "livenessProbe", "readinessProbe", "startupProbe"] {
                 if container.has(field) {
@@ -144,7 +146,7 @@ pub(super) fn validate_image(e: &mut ErrorList, container: &Value, path: &Path) 
 fn validate_container(e: &mut ErrorList, container: &Value, path: &Path, pod: &PodContext) {
     match container.text("name") {
         "" => e.required(&path.child("name"), ""),
-        name => label(e, &path.child("name"), name),
+        name => validate_label(e, &path.child("name"), name),
     }
     required(e, container, path, "image");
     required_one_of(e, container, path, "terminationMessagePolicy", &["File", "FallbackToLogsOnError"]);
@@ -187,10 +189,10 @@ fn ports(e: &mut ErrorList, ports: &[Value], path: &Path) {
         }
         match port.int("containerPort").unwrap_or(0) {
             0 => e.required(&at.child("containerPort"), ""),
-            number => port_number(number, &at.child("containerPort"), e),
+            number => validate_port_number(number, &at.child("containerPort"), e),
         }
         if let Some(number) = port.int("hostPort").filter(|&n| n != 0) {
-            port_number(number, &at.child("hostPort"), e);
+            validate_port_number(number, &at.child("hostPort"), e);
         }
         required_one_of(e, port, &at, "protocol", &["SCTP", "TCP", "UDP"]);
     }

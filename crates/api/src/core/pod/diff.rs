@@ -8,10 +8,10 @@ use super::internal::format_lines;
 
 const CONTEXT_LINES: usize = 3;
 /// With more lines on either side, the middle part is shown as replaced without a comparison.
-const MAX_LINES: usize = 1000;
+const MAX_DIFF_LINES: usize = 1000;
 
 /// The diff of two values as indented JSON.
-pub(crate) fn diff_pods(old: &Value, new: &Value) -> String {
+pub(crate) fn diff_json(old: &Value, new: &Value) -> String {
     diff_values("n", old, new)
 }
 
@@ -85,7 +85,7 @@ fn diff_lines(old: &[String], new: &[String]) -> Vec<DiffOp> {
     let tail = (0..min_len - head).take_while(|&i| old[old.len() - 1 - i] == new[new.len() - 1 - i]).count();
     let (a, b) = (&old[head..old.len() - tail], &new[head..new.len() - tail]);
     let mut ops = vec![DiffOp::Equal; head];
-    if a.len() > MAX_LINES || b.len() > MAX_LINES {
+    if a.len() > MAX_DIFF_LINES || b.len() > MAX_DIFF_LINES {
         ops.extend(vec![DiffOp::Delete; a.len()]);
         ops.extend(vec![DiffOp::Insert; b.len()]);
     } else {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::rules::{invalid_name, label, required, subdomain, validate_no_parent_refs};
+use super::rules::{required, validate_label, validate_name, validate_no_parent_refs, validate_subdomain};
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::names;
@@ -15,7 +15,7 @@ pub(super) fn validate_env(e: &mut ErrorList, vars: &[Value], path: &Path) {
         let at = path.index(i);
         match var.text("name") {
             "" => e.required(&at.child("name"), ""),
-            name => invalid_name(e, &at.child("name"), name, names::env_var_name),
+            name => validate_name(e, &at.child("name"), name, names::env_var_name),
         }
         if var.has("valueFrom") {
             value_from(e, var, &at.child("valueFrom"));
@@ -26,8 +26,8 @@ pub(super) fn validate_env(e: &mut ErrorList, vars: &[Value], path: &Path) {
 fn value_from(e: &mut ErrorList, var: &Value, path: &Path) {
     type SourceRule = fn(&mut ErrorList, &Value, &Path);
     const SOURCES: [(&str, SourceRule); 5] = [
-        ("fieldRef", |e, source, at| field_ref(e, source, at, ENV_FIELDS)),
-        ("resourceFieldRef", |e, source, at| resource_field_ref(e, source, at, false)),
+        ("fieldRef", |e, source, at| validate_field_ref(e, source, at, ENV_FIELDS)),
+        ("resourceFieldRef", |e, source, at| validate_resource_field_ref(e, source, at, false)),
         ("configMapKeyRef", key_ref),
         ("secretKeyRef", key_ref),
         ("fileKeyRef", file_key_ref),
@@ -58,7 +58,7 @@ pub(super) fn validate_env_from(e: &mut ErrorList, sources: &[Value], path: &Pat
         let at = path.index(i);
         let prefix = source.text("prefix");
         if !prefix.is_empty() {
-            invalid_name(e, &at.child("prefix"), prefix, names::env_var_name);
+            validate_name(e, &at.child("prefix"), prefix, names::env_var_name);
         }
         let mut count = 0;
         for field in ["configMapRef", "secretRef"] {
@@ -66,7 +66,7 @@ pub(super) fn validate_env_from(e: &mut ErrorList, sources: &[Value], path: &Pat
                 count += 1;
                 match source.at(field).text("name") {
                     "" => e.required(&at.child(field).child("name"), ""),
-                    name => invalid_name(e, &at.child(field).child("name"), name, |name| {
+                    name => validate_name(e, &at.child(field).child("name"), name, |name| {
                         // Upstream checks these names as prefixes, which may end with a dash.
                         names::dns1123_subdomain(&replace_trailing_dash(name))
                     }),
@@ -121,33 +121,33 @@ const POD_FIELDS: &[&str] = &[
     "status.podIPs",
 ];
 
-pub(super) fn field_ref(e: &mut ErrorList, source: &Value, path: &Path, allowed: &[&str]) {
-    let (version, wanted) = (source.text("apiVersion"), source.text("fieldPath"));
+pub(super) fn validate_field_ref(e: &mut ErrorList, source: &Value, path: &Path, allowed: &[&str]) {
+    let (version, field_path) = (source.text("apiVersion"), source.text("fieldPath"));
     if version.is_empty() {
         return e.required(&path.child("apiVersion"), "");
     }
-    if wanted.is_empty() {
+    if field_path.is_empty() {
         return e.required(&path.child("fieldPath"), "");
     }
     let invalid_field_path = |e: &mut ErrorList, detail: &str| {
-        e.invalid(&path.child("fieldPath"), wanted, &format!("error converting fieldPath: {detail}"));
+        e.invalid(&path.child("fieldPath"), field_path, &format!("error converting fieldPath: {detail}"));
     };
     if version != "v1" {
         return invalid_field_path(e, &format!("unsupported pod version: {version}"));
     }
-    if let Some((base, key)) = split_key(wanted) {
+    if let Some((base, key)) = split_key(field_path) {
         return match base {
             "metadata.annotations" => {
                 let key = key.to_lowercase();
-                invalid_name(e, path, &key, names::qualified_name);
+                validate_name(e, path, &key, names::qualified_name);
             }
-            "metadata.labels" => invalid_name(e, path, key, names::qualified_name),
-            _ => invalid_field_path(e, &format!("field label does not support subscript: {wanted}")),
+            "metadata.labels" => validate_name(e, path, key, names::qualified_name),
+            _ => invalid_field_path(e, &format!("field label does not support subscript: {field_path}")),
         };
     }
-    let field = if wanted == "spec.host" { "spec.nodeName" } else { wanted };
+    let field = if field_path == "spec.host" { "spec.nodeName" } else { field_path };
     if !POD_FIELDS.contains(&field) {
-        invalid_field_path(e, &format!("field label not supported: {wanted}"));
+        invalid_field_path(e, &format!("field label not supported: {field_path}"));
     } else if !allowed.contains(&field) {
         e.not_supported(&path.child("fieldPath"), field, allowed);
     }
@@ -167,25 +167,26 @@ const RESOURCE_FIELDS: &[&str] = &[
     "requests.memory",
 ];
 
-pub(super) fn resource_field_ref(e: &mut ErrorList, source: &Value, path: &Path, in_volume: bool) {
+pub(super) fn validate_resource_field_ref(e: &mut ErrorList, source: &Value, path: &Path, in_volume: bool) {
     let resource = source.text("resource");
-    let huge = resource.starts_with("requests.hugepages-") || resource.starts_with("limits.hugepages-");
+    let is_huge_page =
+        resource.starts_with("requests.hugepages-") || resource.starts_with("limits.hugepages-");
     if in_volume && source.text("containerName").is_empty() {
         e.required(&path.child("containerName"), "");
     } else if resource.is_empty() {
         e.required(&path.child("resource"), "");
-    } else if !RESOURCE_FIELDS.contains(&resource) && !huge {
+    } else if !RESOURCE_FIELDS.contains(&resource) && !is_huge_page {
         e.not_supported(&path.child("resource"), resource, RESOURCE_FIELDS);
     }
-    divisor(e, source, path, resource, huge);
+    divisor(e, source, path, resource, is_huge_page);
 }
 
-fn divisor(e: &mut ErrorList, source: &Value, path: &Path, resource: &str, huge: bool) {
+fn divisor(e: &mut ErrorList, source: &Value, path: &Path, resource: &str, is_huge_page: bool) {
     let Some(divisor) = Quantity::from_value(source.at("divisor")) else { return };
     if divisor.is_zero() {
         return;
     }
-    let (allowed, words): (&[&str], &str) = match resource {
+    let (allowed, detail): (&[&str], &str) = match resource {
         "limits.cpu" | "requests.cpu" => {
             (&["1m", "1"], "only divisor's values 1m and 1 are supported with the cpu resource")
         }
@@ -193,17 +194,17 @@ fn divisor(e: &mut ErrorList, source: &Value, path: &Path, resource: &str, huge:
         "limits.ephemeral-storage" | "requests.ephemeral-storage" => {
             (BYTE_DIVISOR_VALUES, "local ephemeral storage")
         }
-        _ if huge => (BYTE_DIVISOR_VALUES, "hugepages"),
+        _ if is_huge_page => (BYTE_DIVISOR_VALUES, "hugepages"),
         _ => return,
     };
     if allowed.contains(&divisor.to_string().as_str()) {
         return;
     }
     let message = if allowed.len() == 2 {
-        words.to_owned()
+        detail.to_owned()
     } else {
         format!(
-            "only divisor's values 1, 1k, 1M, 1G, 1T, 1P, 1E, 1Ki, 1Mi, 1Gi, 1Ti, 1Pi, 1Ei are supported with the {words} resource"
+            "only divisor's values 1, 1k, 1M, 1G, 1T, 1P, 1E, 1Ki, 1Mi, 1Gi, 1Ti, 1Pi, 1Ei are supported with the {detail} resource"
         )
     };
     e.invalid(&path.child("divisor"), resource, &message);
@@ -213,28 +214,28 @@ const BYTE_DIVISOR_VALUES: &[&str] =
     &["1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"];
 
 fn key_ref(e: &mut ErrorList, source: &Value, path: &Path) {
-    subdomain(e, &path.child("name"), source.text("name"));
+    validate_subdomain(e, &path.child("name"), source.text("name"));
     match source.text("key") {
         "" => e.required(&path.child("key"), ""),
-        key => invalid_name(e, &path.child("key"), key, names::config_map_key),
+        key => validate_name(e, &path.child("key"), key, names::config_map_key),
     }
 }
 
 fn file_key_ref(e: &mut ErrorList, source: &Value, path: &Path) {
     match source.text("key") {
         "" => e.required(&path.child("key"), ""),
-        key => invalid_name(e, &path.child("key"), key, names::env_var_name),
+        key => validate_name(e, &path.child("key"), key, names::env_var_name),
     }
     match source.text("volumeName") {
         "" => e.required(&path.child("volumeName"), ""),
-        name => label(e, &path.child("volumeName"), name),
+        name => validate_label(e, &path.child("volumeName"), name),
     }
     required(e, source, path, "path");
     validate_no_parent_refs(e, &path.child("path"), source.text("path"));
 }
 
 /// A `fileKeyRef` must refer to an emptyDir volume of the pod.
-pub(super) fn file_key_volumes(e: &mut ErrorList, spec: &Value, path: &Path) {
+pub(super) fn validate_file_key_volumes(e: &mut ErrorList, spec: &Value, path: &Path) {
     let volumes: BTreeMap<&str, &Value> =
         spec.items("volumes").iter().map(|volume| (volume.text("name"), volume)).collect();
     for (at, container) in super::rules::all_containers(spec, path) {

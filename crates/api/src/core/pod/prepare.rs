@@ -23,14 +23,14 @@ pub(super) fn prepare_for_create(pod: &mut Value) {
         pod.insert("status".to_owned(), status);
     }
     if let Some(spec) = pod.get_mut("spec") {
-        drop_disabled(spec);
+        drop_disabled_fields(spec);
     }
     merge_label_keys(pod);
     sync_app_armor(pod);
 }
 
 /// Drops the fields of features that are off by default upstream.
-pub(crate) fn drop_disabled(spec: &mut Value) {
+pub(crate) fn drop_disabled_fields(spec: &mut Value) {
     let Some(fields) = spec.as_object_mut() else { return };
     fields.remove("schedulingGroup");
     for list in ["initContainers", "containers", "ephemeralContainers"] {
@@ -130,8 +130,8 @@ pub(super) fn app_armor_from_annotation(annotation_value: &str) -> Option<Value>
         "runtime/default" => Some(json!({"type": "RuntimeDefault"})),
         _ => {
             let local = annotation_value.strip_prefix("localhost/")?;
-            let good = !local.is_empty() && local.trim() == local && local.len() <= 4095;
-            good.then(|| json!({"type": "Localhost", "localhostProfile": local}))
+            let is_valid = !local.is_empty() && local.trim() == local && local.len() <= 4095;
+            is_valid.then(|| json!({"type": "Localhost", "localhostProfile": local}))
         }
     }
 }

@@ -3,18 +3,23 @@
 use serde_json::Value;
 
 use super::containers::PodContext;
-use super::rules::{invalid_name, non_negative, required};
-use crate::core::rules::port_number_or_name;
+use super::rules::{non_negative, required, validate_name};
+use crate::core::rules::validate_port_number_or_name;
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::names;
 
-pub(super) fn lifecycle_and_probes(e: &mut ErrorList, container: &Value, path: &Path, pod: &PodContext) {
+pub(super) fn validate_lifecycle_and_probes(
+    e: &mut ErrorList,
+    container: &Value,
+    path: &Path,
+    pod: &PodContext,
+) {
     let lifecycle = container.at("lifecycle");
     let at = path.child("lifecycle");
     for hook in ["postStart", "preStop"] {
         if lifecycle.has(hook) {
-            handler(e, lifecycle.at(hook), &at.child(hook), HOOKS, pod.grace_period);
+            handler(e, lifecycle.at(hook), &at.child(hook), HOOK_HANDLERS, pod.grace_period);
         }
     }
     for field in ["livenessProbe", "readinessProbe", "startupProbe"] {
@@ -25,7 +30,7 @@ pub(super) fn lifecycle_and_probes(e: &mut ErrorList, container: &Value, path: &
 }
 
 fn probe(e: &mut ErrorList, probe: &Value, path: &Path, readiness: bool, grace_period: Option<i64>) {
-    handler(e, probe, path, PROBES, grace_period);
+    handler(e, probe, path, PROBE_HANDLERS, grace_period);
     for field in
         ["initialDelaySeconds", "timeoutSeconds", "periodSeconds", "successThreshold", "failureThreshold"]
     {
@@ -50,8 +55,8 @@ fn probe(e: &mut ErrorList, probe: &Value, path: &Path, readiness: bool, grace_p
     }
 }
 
-const PROBES: &[&str] = &["exec", "httpGet", "tcpSocket", "grpc"];
-const HOOKS: &[&str] = &["exec", "httpGet", "tcpSocket", "sleep"];
+const PROBE_HANDLERS: &[&str] = &["exec", "httpGet", "tcpSocket", "grpc"];
+const HOOK_HANDLERS: &[&str] = &["exec", "httpGet", "tcpSocket", "sleep"];
 
 fn handler(
     e: &mut ErrorList,
@@ -61,18 +66,18 @@ fn handler(
     grace_period: Option<i64>,
 ) {
     let mut found = false;
-    for sort in handler_types {
-        if !handler.has(sort) {
+    for handler_type in handler_types {
+        if !handler.has(handler_type) {
             continue;
         }
-        let at = path.child(sort);
+        let at = path.child(handler_type);
         if found {
             e.forbidden(&at, "may not specify more than 1 handler type");
             continue;
         }
         found = true;
-        let action = handler.at(sort);
-        match *sort {
+        let action = handler.at(handler_type);
+        match *handler_type {
             "exec" => {
                 if action.items("command").is_empty() {
                     e.required(&at.child("command"), "");
@@ -80,7 +85,7 @@ fn handler(
             }
             "httpGet" => http_get(e, action, &at),
             "sleep" => sleep(e, action, &at, grace_period),
-            _ => port_number_or_name(action.at("port"), &at.child("port"), e),
+            _ => validate_port_number_or_name(action.at("port"), &at.child("port"), e),
         }
     }
     if !found {
@@ -90,13 +95,13 @@ fn handler(
 
 fn http_get(e: &mut ErrorList, action: &Value, path: &Path) {
     required(e, action, path, "path");
-    port_number_or_name(action.at("port"), &path.child("port"), e);
+    validate_port_number_or_name(action.at("port"), &path.child("port"), e);
     let scheme = action.text("scheme");
     if !["HTTP", "HTTPS"].contains(&scheme) {
         e.not_supported(&path.child("scheme"), scheme, &["HTTP", "HTTPS"]);
     }
     for header in action.items("httpHeaders") {
-        invalid_name(e, &path.child("httpHeaders"), header.text("name"), names::http_header_name);
+        validate_name(e, &path.child("httpHeaders"), header.text("name"), names::http_header_name);
     }
 }
 

@@ -10,9 +10,9 @@ use super::*;
 struct RandomSource(u64);
 
 impl RandomSource {
-    fn below(&mut self, sides: u64) -> u64 {
+    fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % sides
+        (self.0 >> 33) % bound
     }
 
     fn pick<'a>(&mut self, of: &[&'a str]) -> &'a str {
@@ -86,9 +86,9 @@ fn any_value(kind: &str, random: &mut RandomSource, depth: u32) -> Value {
     }
 }
 
-fn any_object(of: &str, random: &mut RandomSource, depth: u32) -> Value {
+fn any_object(type_name: &str, random: &mut RandomSource, depth: u32) -> Value {
     let mut fields = Map::new();
-    for field in TYPE_FIELDS.get(of).into_iter().flatten() {
+    for field in TYPE_FIELDS.get(type_name).into_iter().flatten() {
         // Deeper fields are rarer, so that most pods stay small.
         if random.below(u64::from(depth) + 2) <= 1 {
             fields.insert(field.json.clone(), any_value(field.kind, random, depth + 1));
@@ -138,11 +138,11 @@ proptest! {
     }
 
     #[test]
-    fn drop_disabled_twice_is_same_as_once(seed: u64) {
+    fn drop_disabled_fields_twice_is_same_as_once(seed: u64) {
         let mut once = any_pod(seed);
-        drop_disabled(&mut once["spec"]);
+        drop_disabled_fields(&mut once["spec"]);
         let mut twice = once.clone();
-        drop_disabled(&mut twice["spec"]);
+        drop_disabled_fields(&mut twice["spec"]);
         prop_assert_eq!(once, twice);
     }
 }

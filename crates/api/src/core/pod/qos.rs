@@ -11,12 +11,12 @@ use crate::quantity::Quantity;
 /// `Guaranteed`, `Burstable` or `BestEffort`, from the requests and limits of CPU and memory.
 pub fn qos_class(pod: &Value) -> &'static str {
     let spec = pod.at("spec");
-    let whole = spec.at("resources");
-    let parts: Vec<&Value> = if whole.is_null() {
+    let pod_resources = spec.at("resources");
+    let parts: Vec<&Value> = if pod_resources.is_null() {
         let lists = ["containers", "initContainers"];
         lists.iter().flat_map(|list| spec.items(list)).map(|container| container.at("resources")).collect()
     } else {
-        vec![whole]
+        vec![pod_resources]
     };
     let (mut requests, mut limits) = (BTreeMap::new(), BTreeMap::new());
     let mut guaranteed = true;
@@ -24,7 +24,7 @@ pub fn qos_class(pod: &Value) -> &'static str {
         add_resources(&mut requests, part, "requests");
         // Pod-level resources may have no limits at all; container resources must.
         let limited = add_resources(&mut limits, part, "limits");
-        guaranteed &= limited == 2 || (!whole.is_null() && part.entries("limits").next().is_none());
+        guaranteed &= limited == 2 || (!pod_resources.is_null() && part.entries("limits").next().is_none());
     }
     if requests.is_empty() && limits.is_empty() {
         return "BestEffort";

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::rules::{invalid_name, is_sidecar, label};
+use super::rules::{is_sidecar, validate_label, validate_name};
 use crate::core::resources::{self as amounts, is_huge_page, is_native};
 use crate::field::{ErrorList, ErrorType, Path};
 use crate::json::JsonExt;
@@ -49,7 +49,7 @@ pub(super) fn validate_pod_resources(e: &mut ErrorList, spec: &Value, path: &Pat
     if resources.has("claims") {
         e.forbidden(&path.child("claims"), "claims may not be set for Resources at pod-level");
     }
-    validate_requirements(e, resources, path, claims, pod_resource_name);
+    validate_requirements(e, resources, path, claims, validate_pod_resource_name);
     validate_pod_level_resources(e, spec, path);
 }
 
@@ -70,8 +70,8 @@ fn validate_requirements(
     };
     let huge_rule = |e: &mut ErrorList, name: &str, value: &Quantity, at: &Path| {
         if is_huge_page(name) && !is_page_multiple(name, value) {
-            let words = format!("{value} is not positive integer multiple of {name}");
-            e.invalid(at, value.to_string(), &words);
+            let message = format!("{value} is not positive integer multiple of {name}");
+            e.invalid(at, value.to_string(), &message);
         }
     };
     for (name, value) in &limits {
@@ -84,12 +84,12 @@ fn validate_requirements(
         amount_rules(e, "requests", name, &at);
         match limits.get(name) {
             Some(limit) if value != limit && !may_overcommit(name) => {
-                let words = format!("must be equal to {name} limit of {limit}");
-                e.invalid(&requests_at, value.to_string(), &words);
+                let message = format!("must be equal to {name} limit of {limit}");
+                e.invalid(&requests_at, value.to_string(), &message);
             }
             Some(limit) if value > limit => {
-                let words = format!("must be less than or equal to {name} limit of {limit}");
-                e.invalid(&requests_at, value.to_string(), &words);
+                let message = format!("must be less than or equal to {name} limit of {limit}");
+                e.invalid(&requests_at, value.to_string(), &message);
             }
             None if !may_overcommit(name) => {
                 e.required(&limits_at, "Limit must be set for non overcommitable resources");
@@ -119,14 +119,14 @@ fn claim_names(e: &mut ErrorList, used: &[Value], path: &Path, known: &BTreeSet<
         } else {
             let mut key = name.to_owned();
             if !request.is_empty() {
-                label(e, &at.child("request"), request);
+                validate_label(e, &at.child("request"), request);
                 key = format!("{name}/{request}");
             }
             if seen.contains(&key) {
                 e.duplicate(&at, key.as_str());
             } else if request.is_empty() {
-                let whole = format!("{name}/");
-                for _ in seen.range(whole.clone()..).take_while(|key| key.starts_with(&whole)) {
+                let prefix = format!("{name}/");
+                for _ in seen.range(prefix.clone()..).take_while(|key| key.starts_with(&prefix)) {
                     e.duplicate(&at, name);
                 }
             }
@@ -160,7 +160,7 @@ pub(super) fn validate_pod_claims(e: &mut ErrorList, spec: &Value, meta: Option<
         match claim.text("name") {
             "" => e.required(&at.child("name"), ""),
             name if !seen.insert(name) => e.duplicate(&at.child("name"), name),
-            name => label(e, &at.child("name"), name),
+            name => validate_label(e, &at.child("name"), name),
         }
         let rendered = || super::internal::format_compact("PodResourceClaim", claim);
         match (claim.has("resourceClaimName"), claim.has("resourceClaimTemplateName")) {
@@ -180,7 +180,7 @@ pub(super) fn validate_pod_claims(e: &mut ErrorList, spec: &Value, meta: Option<
         }
         for field in ["resourceClaimName", "resourceClaimTemplateName"] {
             if let Some(name) = claim.at(field).as_str() {
-                invalid_name(e, &at.child(field), name, names::dns1123_subdomain);
+                validate_name(e, &at.child(field), name, names::dns1123_subdomain);
             }
         }
     }
@@ -194,8 +194,8 @@ fn validate_pod_level_resources(e: &mut ErrorList, spec: &Value, path: &Path) {
         if let Some(own) = requests.get(name)
             && sum > *own
         {
-            let words = format!("must be greater than or equal to aggregate container requests of {sum}");
-            e.invalid(&path.child("requests").key(name), own.to_string(), &words);
+            let message = format!("must be greater than or equal to aggregate container requests of {sum}");
+            e.invalid(&path.child("requests").key(name), own.to_string(), &message);
         }
     }
     for (name, sum) in aggregate(spec, "limits") {
@@ -203,8 +203,8 @@ fn validate_pod_level_resources(e: &mut ErrorList, spec: &Value, path: &Path) {
             && is_huge_page(name)
             && sum > *own
         {
-            let words = format!("must be greater than or equal to aggregate container limits of {sum}");
-            e.invalid(&path.child("limits").key(name), own.to_string(), &words);
+            let message = format!("must be greater than or equal to aggregate container limits of {sum}");
+            e.invalid(&path.child("limits").key(name), own.to_string(), &message);
         }
     }
     for (i, container) in spec.items("containers").iter().enumerate() {
@@ -268,7 +268,7 @@ fn max_into<'a>(maximum: &mut BTreeMap<&'a str, Quantity>, values: BTreeMap<&'a 
     }
 }
 
-fn pod_resource_name(name: &str, path: &Path, e: &mut ErrorList) {
+fn validate_pod_resource_name(name: &str, path: &Path, e: &mut ErrorList) {
     let before = e.0.len();
     amounts::validate_resource_name(name, path, e);
     if e.0.len() == before && !["cpu", "memory"].contains(&name) && !is_huge_page(name) {

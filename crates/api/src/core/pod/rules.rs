@@ -8,21 +8,26 @@ use crate::field::{ErrorList, ErrorType, Path};
 use crate::json::JsonExt;
 use crate::{meta, names};
 
-pub(crate) const NOT_NEGATIVE: &str = "must be greater than or equal to 0";
-pub(crate) const NOT_POSITIVE: &str = "must be greater than 0";
+pub(crate) const NEGATIVE_MESSAGE: &str = "must be greater than or equal to 0";
+pub(crate) const NOT_POSITIVE_MESSAGE: &str = "must be greater than 0";
 pub(crate) const IMMUTABLE: &str = "field is immutable";
 
 /// Reports each message of a name check as an error of `value`.
-pub(crate) fn invalid_name(e: &mut ErrorList, path: &Path, value: &str, check: impl Fn(&str) -> Vec<String>) {
+pub(crate) fn validate_name(
+    e: &mut ErrorList,
+    path: &Path,
+    value: &str,
+    check: impl Fn(&str) -> Vec<String>,
+) {
     e.invalid_each(path, value, check(value));
 }
 
-pub(crate) fn label(e: &mut ErrorList, path: &Path, value: &str) {
-    invalid_name(e, path, value, names::dns1123_label);
+pub(crate) fn validate_label(e: &mut ErrorList, path: &Path, value: &str) {
+    validate_name(e, path, value, names::dns1123_label);
 }
 
-pub(crate) fn subdomain(e: &mut ErrorList, path: &Path, value: &str) {
-    invalid_name(e, path, value, names::dns1123_subdomain);
+pub(crate) fn validate_subdomain(e: &mut ErrorList, path: &Path, value: &str) {
+    validate_name(e, path, value, names::dns1123_subdomain);
 }
 
 /// A required string field.
@@ -37,12 +42,12 @@ pub(crate) fn non_negative(e: &mut ErrorList, obj: &Value, path: &Path, field: &
     if let Some(value) = obj.int(field)
         && value < 0
     {
-        e.invalid(&path.child(field), value, NOT_NEGATIVE);
+        e.invalid(&path.child(field), value, NEGATIVE_MESSAGE);
     }
 }
 
 /// An optional enum field. `allowed` is printed in this order.
-pub(crate) fn one_of(e: &mut ErrorList, obj: &Value, path: &Path, field: &str, allowed: &[&str]) {
+pub(crate) fn optional_one_of(e: &mut ErrorList, obj: &Value, path: &Path, field: &str, allowed: &[&str]) {
     if let Some(value) = obj.at(field).as_str()
         && !allowed.contains(&value)
     {
@@ -54,23 +59,23 @@ pub(crate) fn one_of(e: &mut ErrorList, obj: &Value, path: &Path, field: &str, a
 pub(crate) fn required_one_of(e: &mut ErrorList, obj: &Value, path: &Path, field: &str, allowed: &[&str]) {
     match obj.text(field) {
         "" => e.required(&path.child(field), ""),
-        _ => one_of(e, obj, path, field, allowed),
+        _ => optional_one_of(e, obj, path, field, allowed),
     }
 }
 
-pub(crate) fn in_range(e: &mut ErrorList, path: &Path, value: i64, low: i64, high: i64) {
+pub(crate) fn validate_range(e: &mut ErrorList, path: &Path, value: i64, low: i64, high: i64) {
     e.invalid_each(path, value, names::in_range(value, low, high));
 }
 
 /// An optional user or group ID.
-pub(crate) fn id(e: &mut ErrorList, obj: &Value, path: &Path, field: &str) {
+pub(crate) fn validate_id(e: &mut ErrorList, obj: &Value, path: &Path, field: &str) {
     if let Some(value) = obj.int(field) {
-        in_range(e, &path.child(field), value, 0, i64::from(i32::MAX));
+        validate_range(e, &path.child(field), value, 0, i64::from(i32::MAX));
     }
 }
 
 /// An optional file mode.
-pub(crate) fn file_mode(e: &mut ErrorList, obj: &Value, path: &Path, field: &str) {
+pub(crate) fn validate_file_mode(e: &mut ErrorList, obj: &Value, path: &Path, field: &str) {
     if let Some(mode) = obj.int(field)
         && !(0..=0o777).contains(&mode)
     {
@@ -84,7 +89,7 @@ pub(crate) fn invalid_as(e: &mut ErrorList, path: &Path, rendered: &str, detail:
 }
 
 /// Validates that a field does not change.
-pub(crate) fn immutable(e: &mut ErrorList, path: &Path, new: &Value, old: &Value) {
+pub(crate) fn validate_immutable(e: &mut ErrorList, path: &Path, new: &Value, old: &Value) {
     if !meta::semantic_equal(new, old) {
         invalid_as(e, path, &render_value(new), IMMUTABLE);
     }

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::internal::format_compact;
-use super::rules::{all_containers, annotation, id, invalid_as, one_of, validate_relative_path};
+use super::rules::{
+    all_containers, annotation, invalid_as, optional_one_of, validate_id, validate_relative_path,
+};
 use super::windows;
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
@@ -16,11 +18,11 @@ const PROFILE_TYPES: &[&str] = &["Localhost", "RuntimeDefault", "Unconfined"];
 pub(super) fn validate_pod_security_context(e: &mut ErrorList, spec: &Value, path: &Path) {
     let context = spec.at("securityContext");
     for field in ["fsGroup", "runAsUser", "runAsGroup"] {
-        id(e, context, path, field);
+        validate_id(e, context, path, field);
     }
     for (i, group) in context.items("supplementalGroups").iter().enumerate() {
         let at = path.child("supplementalGroups").index(i);
-        super::rules::in_range(e, &at, group.as_i64().unwrap_or(0), 0, i64::from(i32::MAX));
+        super::rules::validate_range(e, &at, group.as_i64().unwrap_or(0), 0, i64::from(i32::MAX));
     }
     if spec.flag("shareProcessNamespace") && spec.flag("hostPID") {
         e.invalid(
@@ -30,12 +32,12 @@ pub(super) fn validate_pod_security_context(e: &mut ErrorList, spec: &Value, pat
         );
     }
     sysctls(e, spec, &path.child("sysctls"));
-    one_of(e, context, path, "fsGroupChangePolicy", &["Always", "OnRootMismatch"]);
+    optional_one_of(e, context, path, "fsGroupChangePolicy", &["Always", "OnRootMismatch"]);
     seccomp(e, context.at("seccompProfile"), &path.child("seccompProfile"));
-    windows::options(e, context.at("windowsOptions"), &path.child("windowsOptions"));
+    windows::validate_options(e, context.at("windowsOptions"), &path.child("windowsOptions"));
     app_armor(e, context.at("appArmorProfile"), &path.child("appArmorProfile"));
-    one_of(e, context, path, "supplementalGroupsPolicy", &["Merge", "Strict"]);
-    one_of(e, context, path, "seLinuxChangePolicy", &["Recursive"]);
+    optional_one_of(e, context, path, "supplementalGroupsPolicy", &["Merge", "Strict"]);
+    optional_one_of(e, context, path, "seLinuxChangePolicy", &["Recursive"]);
 }
 
 pub(super) fn validate_container_security_context(
@@ -47,10 +49,10 @@ pub(super) fn validate_container_security_context(
     if context.is_null() {
         return;
     }
-    id(e, context, path, "runAsUser");
-    id(e, context, path, "runAsGroup");
+    validate_id(e, context, path, "runAsUser");
+    validate_id(e, context, path, "runAsGroup");
     if let Some(mount) = context.at("procMount").as_str() {
-        one_of(e, context, path, "procMount", &["Default", "Unmasked"]);
+        optional_one_of(e, context, path, "procMount", &["Default", "Unmasked"]);
         if host_users && mount == "Unmasked" {
             e.invalid(&path.child("procMount"), mount, "`hostUsers` must be false to use `Unmasked`");
         }
@@ -59,16 +61,17 @@ pub(super) fn validate_container_security_context(
     if context.at("allowPrivilegeEscalation").as_bool() == Some(false) {
         let rendered = || format_compact("SecurityContext", context);
         if context.flag("privileged") {
-            let words = "cannot set `allowPrivilegeEscalation` to false and `privileged` to true";
-            invalid_as(e, path, &rendered(), words);
+            let message = "cannot set `allowPrivilegeEscalation` to false and `privileged` to true";
+            invalid_as(e, path, &rendered(), message);
         }
         let added = context.at("capabilities").items("add").iter();
         for _ in added.filter(|capability| capability.as_str() == Some("CAP_SYS_ADMIN")) {
-            let words = "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN";
-            invalid_as(e, path, &rendered(), words);
+            let message =
+                "cannot set `allowPrivilegeEscalation` to false and `capabilities.Add` CAP_SYS_ADMIN";
+            invalid_as(e, path, &rendered(), message);
         }
     }
-    windows::options(e, context.at("windowsOptions"), &path.child("windowsOptions"));
+    windows::validate_options(e, context.at("windowsOptions"), &path.child("windowsOptions"));
     app_armor(e, context.at("appArmorProfile"), &path.child("appArmorProfile"));
 }
 
@@ -78,7 +81,7 @@ fn seccomp(e: &mut ErrorList, profile: &Value, path: &Path) {
     }
     match profile.text("type") {
         "" => e.required(&path.child("type"), "type is required when seccompProfile is set"),
-        _ => one_of(e, profile, path, "type", PROFILE_TYPES),
+        _ => optional_one_of(e, profile, path, "type", PROFILE_TYPES),
     }
     let at = path.child("localhostProfile");
     let local = profile.at("localhostProfile").as_str();
@@ -118,7 +121,7 @@ fn app_armor(e: &mut ErrorList, profile: &Value, path: &Path) {
         }
         ("RuntimeDefault" | "Unconfined", None) => {}
         ("", _) => e.required(&path.child("type"), "type is required when appArmorProfile is set"),
-        _ => one_of(e, profile, path, "type", PROFILE_TYPES),
+        _ => optional_one_of(e, profile, path, "type", PROFILE_TYPES),
     }
 }
 
@@ -194,21 +197,21 @@ fn is_sysctl(name: &str) -> bool {
 }
 
 /// A pod with its own user namespace must not share other namespaces with the node.
-pub(super) fn host_users(e: &mut ErrorList, spec: &Value, path: &Path) {
+pub(super) fn validate_host_users(e: &mut ErrorList, spec: &Value, path: &Path) {
     if super::rules::host_users(spec) {
         return;
     }
-    const WHEN: &str = "when `hostUsers` is false";
+    const HOST_USERS_MESSAGE: &str = "when `hostUsers` is false";
     // Upstream capitalizes two of the field names.
     for (field, rendered) in [("hostNetwork", "hostNetwork"), ("hostPID", "HostPID"), ("hostIPC", "HostIPC")]
     {
         if spec.flag(field) {
-            e.forbidden(&path.child(rendered), WHEN);
+            e.forbidden(&path.child(rendered), HOST_USERS_MESSAGE);
         }
     }
     for (at, container) in all_containers(spec, path) {
         if !container.items("volumeDevices").is_empty() {
-            e.forbidden(&at.child("volumeDevices"), WHEN);
+            e.forbidden(&at.child("volumeDevices"), HOST_USERS_MESSAGE);
         }
     }
 }
@@ -230,7 +233,7 @@ pub(super) fn app_armor_annotation(container: &Value) -> String {
 }
 
 /// Validates the legacy annotations that are still supported.
-pub(super) fn annotations(e: &mut ErrorList, meta: &Value, spec: &Value, path: &Path) {
+pub(super) fn validate_annotations(e: &mut ErrorList, meta: &Value, spec: &Value, path: &Path) {
     let seccomp = |e: &mut ErrorList, key: &str, profile: &str| {
         let at = path.child(key);
         if let Some(local) = profile.strip_prefix("localhost/") {
@@ -266,25 +269,26 @@ pub(super) fn annotations(e: &mut ErrorList, meta: &Value, spec: &Value, path: &
 }
 
 /// Validates that annotation and field agree if both are set.
-pub(super) fn annotations_match_fields(e: &mut ErrorList, meta: &Value, spec: &Value, path: &Path) {
+pub(super) fn validate_annotations_match_fields(e: &mut ErrorList, meta: &Value, spec: &Value, path: &Path) {
     let own = spec.at("securityContext");
     let mut matches = |profile: &Value, key: &str, at: Path, what: &str| {
-        let Some(noted) = annotation(meta, key).filter(|_| !profile.is_null()) else { return };
+        let Some(annotation_value) = annotation(meta, key).filter(|_| !profile.is_null()) else { return };
         let wrong_type = match profile.text("type") {
-            "Unconfined" => noted != "unconfined",
+            "Unconfined" => annotation_value != "unconfined",
             "RuntimeDefault" => {
-                noted != "runtime/default" && (what != "seccomp" || noted != "docker/default")
+                annotation_value != "runtime/default"
+                    && (what != "seccomp" || annotation_value != "docker/default")
             }
-            "Localhost" => !noted.starts_with("localhost/"),
+            "Localhost" => !annotation_value.starts_with("localhost/"),
             _ => return,
         };
         if wrong_type {
             e.forbidden(&at.child("type"), &format!("{what} type in annotation and field must match"));
         } else if profile.text("type") == "Localhost"
-            && noted.strip_prefix("localhost/") != profile.at("localhostProfile").as_str()
+            && annotation_value.strip_prefix("localhost/") != profile.at("localhostProfile").as_str()
         {
-            let words = format!("{what} profile in annotation and field must match");
-            e.forbidden(&at.child("localhostProfile"), &words);
+            let message = format!("{what} profile in annotation and field must match");
+            e.forbidden(&at.child("localhostProfile"), &message);
         }
     };
     matches(own.at("seccompProfile"), SECCOMP_POD, path.child("securityContext.seccompProfile"), "seccomp");

@@ -5,7 +5,10 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::containers::{self, PodContext};
-use super::rules::{in_range, invalid_as, invalid_name, label, one_of, required_one_of, subdomain};
+use super::rules::{
+    invalid_as, optional_one_of, required_one_of, validate_label, validate_name, validate_range,
+    validate_subdomain,
+};
 use super::{affinity, env, resources, security, volumes, windows};
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
@@ -30,7 +33,7 @@ pub fn validate_pod_spec(
     if grace_period.is_none() {
         e.required(&path.child("terminationGracePeriodSeconds"), "");
     }
-    let good = volumes::volumes(e, spec, pod, &path.child("volumes"), options.is_pod);
+    let valid_volumes = volumes::validate_volumes(e, spec, pod, &path.child("volumes"), options.is_pod);
     let claims: BTreeSet<&str> = spec
         .items("resourceClaims")
         .iter()
@@ -38,17 +41,17 @@ pub fn validate_pod_spec(
         .filter(|name| !name.is_empty())
         .collect();
     resources::validate_pod_claims(e, spec, pod, &path.child("resourceClaims"));
-    let around = PodContext {
-        volumes: good,
+    let pod_context = PodContext {
+        volumes: valid_volumes,
         claims,
         grace_period,
         restart_policy: spec.text("restartPolicy"),
         host_users: super::rules::host_users(spec),
     };
-    containers::validate_containers(e, spec.items("containers"), &path.child("containers"), &around);
-    containers::validate_init_containers(e, spec, &path.child("initContainers"), &around);
-    containers::validate_ephemeral_containers(e, spec, &path.child("ephemeralContainers"), &around);
-    resources::validate_pod_resources(e, spec, &path.child("resources"), &around.claims);
+    containers::validate_containers(e, spec.items("containers"), &path.child("containers"), &pod_context);
+    containers::validate_init_containers(e, spec, &path.child("initContainers"), &pod_context);
+    containers::validate_ephemeral_containers(e, spec, &path.child("ephemeralContainers"), &pod_context);
+    resources::validate_pod_resources(e, spec, &path.child("resources"), &pod_context.claims);
     host_network_ports(e, spec, path, options);
     required_one_of(e, spec, path, "restartPolicy", &["Always", "OnFailure", "Never"]);
     required_one_of(
@@ -61,58 +64,58 @@ pub fn validate_pod_spec(
     meta::validate_labels(spec.at("nodeSelector"), &path.child("nodeSelector"), e);
     security::validate_pod_security_context(e, spec, &path.child("securityContext"));
     pull_secrets(e, spec, &path.child("imagePullSecrets"));
-    affinity::affinity(e, spec.at("affinity"), &path.child("affinity"));
+    affinity::validate_affinity(e, spec.at("affinity"), &path.child("affinity"));
     dns_config(e, spec, &path.child("dnsConfig"));
     for (i, gate) in spec.items("readinessGates").iter().enumerate() {
         let at = path.child("readinessGates").index(i).child("conditionType");
-        invalid_name(e, &at, gate.text("conditionType"), names::qualified_name);
+        validate_name(e, &at, gate.text("conditionType"), names::qualified_name);
     }
     scheduling_gates(e, spec, &path.child("schedulingGates"));
-    affinity::topology_spread(
+    affinity::validate_topology_spread(
         e,
         spec.items("topologySpreadConstraints"),
         &path.child("topologySpreadConstraints"),
     );
-    windows::host_process(e, spec, path);
-    security::host_users(e, spec, path);
+    windows::validate_host_process(e, spec, path);
+    security::validate_host_users(e, spec, path);
     hostname_override(e, spec, &path.child("hostnameOverride"));
     validate_simple_fields(e, spec, path);
-    windows::os(e, spec, path);
-    env::file_key_volumes(e, spec, path);
+    windows::validate_os(e, spec, path);
+    env::validate_file_key_volumes(e, spec, path);
 }
 
 fn validate_simple_fields(e: &mut ErrorList, spec: &Value, path: &Path) {
     for field in ["serviceAccountName", "nodeName"] {
         if !spec.text(field).is_empty() {
-            subdomain(e, &path.child(field), spec.text(field));
+            validate_subdomain(e, &path.child(field), spec.text(field));
         }
     }
     if let Some(deadline) = spec.int("activeDeadlineSeconds") {
-        in_range(e, &path.child("activeDeadlineSeconds"), deadline, 1, i64::from(i32::MAX));
+        validate_range(e, &path.child("activeDeadlineSeconds"), deadline, 1, i64::from(i32::MAX));
     }
     for field in ["hostname", "subdomain"] {
         if !spec.text(field).is_empty() {
-            label(e, &path.child(field), spec.text(field));
+            validate_label(e, &path.child(field), spec.text(field));
         }
     }
-    affinity::tolerations(e, spec.items("tolerations"), &path.child("tolerations"));
+    affinity::validate_tolerations(e, spec.items("tolerations"), &path.child("tolerations"));
     for (i, alias) in spec.items("hostAliases").iter().enumerate() {
         let at = path.child("hostAliases").index(i);
-        invalid_name(e, &at.child("ip"), alias.text("ip"), names::ip_any_form);
+        validate_name(e, &at.child("ip"), alias.text("ip"), names::ip_any_form);
         for (j, name) in alias.items("hostnames").iter().enumerate() {
-            subdomain(e, &at.child("hostnames").index(j), name.as_str().unwrap_or(""));
+            validate_subdomain(e, &at.child("hostnames").index(j), name.as_str().unwrap_or(""));
         }
     }
     if !spec.text("priorityClassName").is_empty() {
-        subdomain(e, &path.child("priorityClassName"), spec.text("priorityClassName"));
+        validate_subdomain(e, &path.child("priorityClassName"), spec.text("priorityClassName"));
     }
     if let Some(class) = spec.at("runtimeClassName").as_str() {
-        subdomain(e, &path.child("runtimeClassName"), class);
+        validate_subdomain(e, &path.child("runtimeClassName"), class);
     }
     if spec.has("preemptionPolicy") {
         match spec.text("preemptionPolicy") {
             "" => e.required(&path.child("preemptionPolicy"), ""),
-            _ => one_of(e, spec, path, "preemptionPolicy", &["PreemptLowerPriority", "Never"]),
+            _ => optional_one_of(e, spec, path, "preemptionPolicy", &["PreemptLowerPriority", "Never"]),
         }
     }
     if spec.has("overhead") {
@@ -141,8 +144,9 @@ fn host_network_ports(e: &mut ErrorList, spec: &Value, path: &Path, options: Pod
 fn pull_secrets(e: &mut ErrorList, spec: &Value, path: &Path) {
     for (i, secret) in spec.items("imagePullSecrets").iter().enumerate() {
         // The type has no other field. Strict decoding rejects others, lenient decoding drops them.
-        let more = secret.as_object().is_some_and(|fields| fields.keys().any(|key| key != "name"));
-        if more {
+        let has_other_fields =
+            secret.as_object().is_some_and(|fields| fields.keys().any(|key| key != "name"));
+        if has_other_fields {
             let rendered = super::internal::format_compact("LocalObjectReference", secret);
             invalid_as(e, &path.index(i), &rendered, "only name may be set");
         }
@@ -161,16 +165,16 @@ fn dns_config(e: &mut ErrorList, spec: &Value, path: &Path) {
             return e.required(path, "must provide `dnsConfig` when `dnsPolicy` is None");
         }
         if servers.is_empty() {
-            let words = "must provide at least one DNS nameserver when `dnsPolicy` is None";
-            return e.required(&path.child("nameservers"), words);
+            let message = "must provide at least one DNS nameserver when `dnsPolicy` is None";
+            return e.required(&path.child("nameservers"), message);
         }
     }
     if servers.len() > MAX_NAMESERVERS {
-        let words = format!("must not have more than {MAX_NAMESERVERS} nameservers");
-        e.invalid(&path.child("nameservers"), config.at("nameservers").clone(), &words);
+        let message = format!("must not have more than {MAX_NAMESERVERS} nameservers");
+        e.invalid(&path.child("nameservers"), config.at("nameservers").clone(), &message);
     }
     for (i, server) in servers.iter().enumerate() {
-        invalid_name(
+        validate_name(
             e,
             &path.child("nameservers").index(i),
             server.as_str().unwrap_or(""),
@@ -179,20 +183,20 @@ fn dns_config(e: &mut ErrorList, spec: &Value, path: &Path) {
     }
     let at = path.child("searches");
     if searches.len() > MAX_SEARCH_PATHS {
-        let words = format!("must not have more than {MAX_SEARCH_PATHS} search paths");
-        e.invalid(&at, config.at("searches").clone(), &words);
+        let message = format!("must not have more than {MAX_SEARCH_PATHS} search paths");
+        e.invalid(&at, config.at("searches").clone(), &message);
     }
     let text = searches.iter().filter_map(Value::as_str);
     let chars = text.clone().map(str::len).sum::<usize>() + searches.len().saturating_sub(1);
     if chars > MAX_SEARCH_CHARS {
-        let words = format!(
+        let message = format!(
             "must not have more than {MAX_SEARCH_CHARS} characters (including spaces) in the search list"
         );
-        e.invalid(&at, config.at("searches").clone(), &words);
+        e.invalid(&at, config.at("searches").clone(), &message);
     }
     for (i, search) in text.enumerate().filter(|(_, search)| *search != ".") {
         let search = search.strip_suffix('.').unwrap_or(search);
-        invalid_name(e, &at.index(i), search, names::dns1123_subdomain_with_underscore);
+        validate_name(e, &at.index(i), search, names::dns1123_subdomain_with_underscore);
     }
     for (i, option) in config.items("options").iter().enumerate() {
         if option.text("name").is_empty() {
@@ -205,7 +209,7 @@ fn scheduling_gates(e: &mut ErrorList, spec: &Value, path: &Path) {
     let mut seen = BTreeSet::new();
     for (i, gate) in spec.items("schedulingGates").iter().enumerate() {
         let name = gate.text("name");
-        invalid_name(e, &path.index(i), name, names::qualified_name);
+        validate_name(e, &path.index(i), name, names::qualified_name);
         if !seen.insert(name) {
             e.duplicate(&path.index(i), name);
         }
@@ -223,5 +227,5 @@ fn hostname_override(e: &mut ErrorList, spec: &Value, path: &Path) {
     if name.len() > 64 {
         e.too_long(path, 64);
     }
-    subdomain(e, path, name);
+    validate_subdomain(e, path, name);
 }

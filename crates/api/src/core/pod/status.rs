@@ -5,9 +5,9 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::rules::{id, invalid_name, label, subdomain};
-use super::template::pod_annotations;
-use super::update::annotation_updates;
+use super::rules::{validate_id, validate_label, validate_name, validate_subdomain};
+use super::template::validate_pod_annotations;
+use super::update::validate_annotation_updates;
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::names;
@@ -43,8 +43,8 @@ pub(super) fn prepare_status(new: &mut Value, old: &Value) {
 }
 
 pub(super) fn validate_status(e: &mut ErrorList, new: &Value, old: &Value) {
-    annotation_updates(e, new.at("metadata"), old.at("metadata"));
-    pod_annotations(e, new.at("metadata"), new.at("spec"), &Path::new("metadata.annotations"));
+    validate_annotation_updates(e, new.at("metadata"), old.at("metadata"));
+    validate_pod_annotations(e, new.at("metadata"), new.at("spec"), &Path::new("metadata.annotations"));
     let path = Path::new("status");
     let (spec, status, before) = (old.at("spec"), new.at("status"), old.at("status"));
     conditions(e, status, &path.child("conditions"));
@@ -53,10 +53,10 @@ pub(super) fn validate_status(e: &mut ErrorList, new: &Value, old: &Value) {
     }
     let nominated = status.text("nominatedNodeName");
     if nominated != before.text("nominatedNodeName") && !nominated.is_empty() {
-        subdomain(e, &path.child("nominatedNodeName"), nominated);
+        validate_subdomain(e, &path.child("nominatedNodeName"), nominated);
         if !spec.text("nodeName").is_empty() {
-            let words = "may not be set on pods that are already bound to a node";
-            e.forbidden(&path.child("nominatedNodeName"), words);
+            let message = "may not be set on pods that are already bound to a node";
+            e.forbidden(&path.child("nominatedNodeName"), message);
         }
     }
     validate_observed_generation(e, status, &path);
@@ -120,7 +120,7 @@ fn conditions(e: &mut ErrorList, status: &Value, path: &Path) {
         validate_observed_generation(e, condition, &path.index(i));
         let name = condition.text("type");
         if !["PodScheduled", "Ready", "Initialized"].contains(&name) {
-            invalid_name(e, &path.index(i).child("Type"), name, names::qualified_name);
+            validate_name(e, &path.index(i).child("Type"), name, names::qualified_name);
         }
     }
 }
@@ -189,14 +189,14 @@ fn claim_statuses(e: &mut ErrorList, status: &Value, spec: &Value, path: &Path) 
     for (i, claim) in status.items("resourceClaimStatuses").iter().enumerate() {
         let (at, name) = (path.index(i), claim.text("name"));
         if !spec.items("resourceClaims").iter().any(|one| one.text("name") == name) {
-            let words = "must match the name of an entry in `spec.resourceClaims`";
-            e.invalid(&at.child("name"), name, words);
+            let message = "must match the name of an entry in `spec.resourceClaims`";
+            e.invalid(&at.child("name"), name, message);
         }
         if !seen.insert(name) {
             e.duplicate(&at.child("name"), name);
         }
         if let Some(name) = claim.at("resourceClaimName").as_str() {
-            subdomain(e, &at.child("resourceClaimName"), name);
+            validate_subdomain(e, &at.child("resourceClaimName"), name);
         }
     }
 }
@@ -233,7 +233,7 @@ fn extended_claim(e: &mut ErrorList, status: &Value, spec: &Value, path: &Path) 
             ),
             Some(_) => {}
         }
-        label(e, &path.child("requestName"), request);
+        validate_label(e, &path.child("requestName"), request);
         if !seen.insert((container, resource, request)) {
             for (field, value) in fields {
                 e.duplicate(&at.child(field), value);
@@ -242,7 +242,7 @@ fn extended_claim(e: &mut ErrorList, status: &Value, spec: &Value, path: &Path) 
     }
     match claim.text("resourceClaimName") {
         "" => e.required(&path.child("resourceClaimName"), ""),
-        name => subdomain(e, &path.child("resourceClaimName"), name),
+        name => validate_subdomain(e, &path.child("resourceClaimName"), name),
     }
 }
 
@@ -253,7 +253,7 @@ fn addresses(e: &mut ErrorList, status: &Value, before: &Value, path: &Path, lis
     for (i, ip) in ips.iter().enumerate() {
         let ip = ip.text("ip");
         if !before.items(list).iter().any(|old| old.text("ip") == ip) {
-            invalid_name(e, &path.index(i), ip, names::ip_any_form);
+            validate_name(e, &path.index(i), ip, names::ip_any_form);
         }
     }
     if ips.len() > 1 {
@@ -283,11 +283,11 @@ fn validate_users(e: &mut ErrorList, statuses: &[Value], path: &Path, spec: &Val
             e.forbidden(&at, "cannot be set for a windows pod");
             continue;
         }
-        id(e, user, &at, "uid");
-        id(e, user, &at, "gid");
+        validate_id(e, user, &at, "uid");
+        validate_id(e, user, &at, "gid");
         for (j, group) in user.items("supplementalGroups").iter().enumerate() {
             let at = at.child("supplementalGroups").index(j);
-            super::rules::in_range(e, &at, group.as_i64().unwrap_or(0), 0, i64::from(i32::MAX));
+            super::rules::validate_range(e, &at, group.as_i64().unwrap_or(0), 0, i64::from(i32::MAX));
         }
     }
 }
@@ -333,8 +333,8 @@ fn validate_resource_name(e: &mut ErrorList, name: &str, container: &Value, path
             request => claim_request == format!("{}/{request}", claim.text("name")),
         });
         if !found {
-            let words = "must match one of the container's resource claims in a format 'claim:<claimName>/<request>' or 'claim:<claimName>' if request is empty";
-            e.invalid(path, name, words);
+            let message = "must match one of the container's resource claims in a format 'claim:<claimName>/<request>' or 'claim:<claimName>' if request is empty";
+            e.invalid(path, name, message);
         }
     } else if resources.at("requests").get(name).is_none() {
         e.invalid(path, name, "must match one of the container's resource requests");

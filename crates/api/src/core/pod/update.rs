@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use super::diff;
 use super::internal::semantic_equal;
-use super::rules::{MIRROR_ANNOTATION, annotation, in_range, invalid_as, is_sidecar};
+use super::rules::{MIRROR_ANNOTATION, annotation, invalid_as, is_sidecar, validate_range};
 use super::{Pod, affinity, qos_class, security};
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
@@ -19,11 +19,11 @@ const MUTABLE_FIELDS_MESSAGE: &str = "`spec.containers[*].image`,`spec.initConta
 `spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
 
 pub(super) fn validate_update(e: &mut ErrorList, new: &Value, old: &Value) {
-    annotation_updates(e, new.at("metadata"), old.at("metadata"));
+    validate_annotation_updates(e, new.at("metadata"), old.at("metadata"));
     let path = Path::new("spec");
     let (new, old) = (new.at("spec"), old.at("spec"));
     for list in ["containers", "initContainers"] {
-        if !container_updates(e, new.items(list), old.items(list), &path.child(list)) {
+        if !validate_container_updates(e, new.items(list), old.items(list), &path.child(list)) {
             return;
         }
     }
@@ -35,29 +35,29 @@ pub(super) fn validate_update(e: &mut ErrorList, new: &Value, old: &Value) {
     if semantic_equal("PodSpec", new, old) {
         return;
     }
-    let mut mutable_spec = new.clone();
+    let mut masked_spec = new.clone();
     for list in ["containers", "initContainers"] {
         for (i, container) in old.items(list).iter().enumerate() {
-            copy_field(&mut mutable_spec[list][i], container, "image");
+            copy_field(&mut masked_spec[list][i], container, "image");
         }
     }
     for field in ["activeDeadlineSeconds", "schedulingGates", "tolerations"] {
-        copy_field(&mut mutable_spec, old, field);
+        copy_field(&mut masked_spec, old, field);
     }
     if old.int("terminationGracePeriodSeconds").is_some_and(|old| old < 0)
         && new.int("terminationGracePeriodSeconds") == Some(1)
     {
-        copy_field(&mut mutable_spec, old, "terminationGracePeriodSeconds");
+        copy_field(&mut masked_spec, old, "terminationGracePeriodSeconds");
     }
     if !old.items("schedulingGates").is_empty() {
-        validate_gated_update(e, &mut mutable_spec, new, old, &path);
+        validate_gated_update(e, &mut masked_spec, new, old, &path);
     }
-    if !semantic_equal("PodSpec", &mutable_spec, old) {
-        let words = format!(
+    if !semantic_equal("PodSpec", &masked_spec, old) {
+        let message = format!(
             "pod updates may not change fields other than {MUTABLE_FIELDS_MESSAGE}\n{}",
-            diff::diff_values("PodSpec", old, &mutable_spec)
+            diff::diff_values("PodSpec", old, &masked_spec)
         );
-        e.forbidden(&path, &words);
+        e.forbidden(&path, &message);
     }
 }
 
@@ -71,7 +71,7 @@ fn copy_field(to: &mut Value, from: &Value, field: &str) {
 }
 
 /// Whether the number of containers is unchanged, so that they can be compared one by one.
-fn container_updates(e: &mut ErrorList, new: &[Value], old: &[Value], path: &Path) -> bool {
+fn validate_container_updates(e: &mut ErrorList, new: &[Value], old: &[Value], path: &Path) -> bool {
     if new.len() != old.len() {
         e.forbidden(path, "pod updates may not add or remove containers");
         return false;
@@ -93,7 +93,7 @@ fn validate_active_deadline_update(e: &mut ErrorList, new: &Value, old: &Value, 
         return true;
     };
     let before = e.0.len();
-    in_range(e, path, new, 0, i64::from(i32::MAX));
+    validate_range(e, path, new, 0, i64::from(i32::MAX));
     if e.0.len() == before && old.is_some_and(|old| old < new) {
         e.invalid(path, new, "must be less than or equal to previous value");
     }
@@ -110,7 +110,7 @@ fn validate_toleration_update(e: &mut ErrorList, new: &Value, old: &Value, path:
     if old.items("tolerations").iter().any(|one| !new_tolerations.contains(&without_time(one))) {
         return e.forbidden(path, "existing toleration can not be modified except its tolerationSeconds");
     }
-    affinity::tolerations(e, new.items("tolerations"), path);
+    affinity::validate_tolerations(e, new.items("tolerations"), path);
 }
 
 fn validate_gate_update(e: &mut ErrorList, new: &Value, old: &Value, path: &Path) {
@@ -118,22 +118,23 @@ fn validate_gate_update(e: &mut ErrorList, new: &Value, old: &Value, path: &Path
     for (i, gate) in new.items("schedulingGates").iter().enumerate() {
         let name = gate.text("name");
         if !known.contains(name) {
-            let words = format!("only deletion is allowed, but found new scheduling gate '{name}'");
-            e.forbidden(&path.index(i).child("name"), &words);
+            let message = format!("only deletion is allowed, but found new scheduling gate '{name}'");
+            e.forbidden(&path.index(i).child("name"), &message);
         }
     }
 }
 
 /// While a pod has scheduling gates, its node selector and affinity may be narrowed.
-fn validate_gated_update(e: &mut ErrorList, mutable_spec: &mut Value, new: &Value, old: &Value, path: &Path) {
-    const WORDS: &str = "only additions to spec.nodeSelector are allowed (no mutations or deletions)";
+fn validate_gated_update(e: &mut ErrorList, masked_spec: &mut Value, new: &Value, old: &Value, path: &Path) {
+    const NODE_SELECTOR_MESSAGE: &str =
+        "only additions to spec.nodeSelector are allowed (no mutations or deletions)";
     let selector = new.at("nodeSelector");
     if old.entries("nodeSelector").any(|(key, value)| selector.get(key) != Some(value)) {
         let empty = Value::Object(Map::new());
         let rendered = if selector.is_null() { empty } else { selector.clone() };
-        e.invalid(&path.child("nodeSelector"), rendered, WORDS);
+        e.invalid(&path.child("nodeSelector"), rendered, NODE_SELECTOR_MESSAGE);
     }
-    copy_field(mutable_spec, old, "nodeSelector");
+    copy_field(masked_spec, old, "nodeSelector");
     let (before, after) = (old.path("affinity.nodeAffinity"), new.path("affinity.nodeAffinity"));
     if meta::semantic_equal(before, after) {
         return;
@@ -146,19 +147,19 @@ fn validate_gated_update(e: &mut ErrorList, mutable_spec: &mut Value, new: &Valu
     };
     let remove_affinity = affinity.is_empty() && !old.has("affinity");
     let affinity = if remove_affinity { Value::Null } else { Value::Object(affinity) };
-    mutable_spec["affinity"] = affinity;
+    masked_spec["affinity"] = affinity;
 }
 
 fn validate_node_affinity_mutation(e: &mut ErrorList, new: &Value, old: &Value, path: &Path) {
     const TERMS: &str = "requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms";
     let (all, before) = (new.path(TERMS), old.path(TERMS));
-    let list = |terms: &'_ Value| terms.as_array().map_or(0, Vec::len);
-    if list(before) == 0 {
+    let count = |terms: &'_ Value| terms.as_array().map_or(0, Vec::len);
+    if count(before) == 0 {
         return;
     }
-    if list(all) != list(before) {
-        let words = "no additions/deletions to non-empty NodeSelectorTerms list are allowed";
-        return e.invalid(&path.child(TERMS), all.clone(), words);
+    if count(all) != count(before) {
+        let message = "no additions/deletions to non-empty NodeSelectorTerms list are allowed";
+        return e.invalid(&path.child(TERMS), all.clone(), message);
     }
     let pairs = all.as_array().into_iter().flatten().zip(before.as_array().into_iter().flatten());
     for (i, (new, old)) in pairs.enumerate() {
@@ -169,14 +170,14 @@ fn validate_node_affinity_mutation(e: &mut ErrorList, new: &Value, old: &Value, 
             new.len() >= old.len() && new[..old.len()] == *old
         });
         if (empty(old) && !empty(new)) || !only_added {
-            let words = "only additions are allowed (no mutations or deletions)";
-            e.invalid(&path.child(TERMS).index(i), new.clone(), words);
+            let message = "only additions are allowed (no mutations or deletions)";
+            e.invalid(&path.child(TERMS).index(i), new.clone(), message);
         }
     }
 }
 
 /// Annotations with security or identity semantics must not change.
-pub(super) fn annotation_updates(e: &mut ErrorList, new: &Value, old: &Value) {
+pub(super) fn validate_annotation_updates(e: &mut ErrorList, new: &Value, old: &Value) {
     let path = Path::new("metadata.annotations");
     for (key, value) in old.entries("annotations") {
         if annotation(new, key) == value.as_str() {
@@ -203,7 +204,7 @@ pub(super) fn annotation_updates(e: &mut ErrorList, new: &Value, old: &Value) {
 /// ephemeral containers must not change.
 pub fn validate_ephemeral_containers_update(new: &Value, old: &Value, e: &mut ErrorList) {
     Pod.validate(new, e);
-    annotation_updates(e, new.at("metadata"), old.at("metadata"));
+    validate_annotation_updates(e, new.at("metadata"), old.at("metadata"));
     if annotation(old.at("metadata"), MIRROR_ANNOTATION).is_some() {
         e.0.clear();
         return e.forbidden(&Path::root(), "static pods do not support ephemeral containers");
@@ -219,8 +220,8 @@ pub fn validate_ephemeral_containers_update(new: &Value, old: &Value, e: &mut Er
             }
             Some(now) if !semantic_equal("EphemeralContainer", before, now) => {
                 let diff = diff::diff_values("EphemeralContainer", before, now);
-                let words = format!("existing ephemeral containers {name:?} may not be changed\n{diff}");
-                e.forbidden(&path, &words);
+                let message = format!("existing ephemeral containers {name:?} may not be changed\n{diff}");
+                e.forbidden(&path, &message);
             }
             Some(_) => {}
         }
@@ -278,7 +279,7 @@ fn replace_spec(new: &mut Value, old: &Value, spec: Value) {
     *new = result;
 }
 
-const ONLY_RESOURCES: &str = "only cpu and memory resources are mutable";
+const ONLY_RESOURCES_MESSAGE: &str = "only cpu and memory resources are mutable";
 
 /// Validates an update through `resize`, including the rules of all pods.
 pub fn validate_resize(new: &Value, old: &Value, e: &mut ErrorList) {
@@ -290,9 +291,9 @@ pub fn validate_resize(new: &Value, old: &Value, e: &mut ErrorList) {
     } else {
         None
     };
-    if let Some(words) = rejection {
+    if let Some(message) = rejection {
         e.0.clear();
-        return e.forbidden(&Path::root(), words);
+        return e.forbidden(&Path::root(), message);
     }
     let path = Path::new("spec");
     let class = match old.at("status").text("qosClass") {
@@ -312,9 +313,9 @@ pub fn validate_resize(new: &Value, old: &Value, e: &mut ErrorList) {
         e.forbidden(&path, "Pod running on node without support for resize");
     }
     let (new, old) = (new.at("spec"), old.at("spec"));
-    let mut mutable_spec = new.clone();
+    let mut masked_spec = new.clone();
     if [new, old].iter().any(|spec| has_resources(spec.at("resources"))) {
-        validate_pod_level_resize(e, &mut mutable_spec, new, old, &path);
+        validate_pod_level_resize(e, &mut masked_spec, new, old, &path);
     }
     if !validate_same_containers(e, new, old, &path) {
         return;
@@ -327,32 +328,32 @@ pub fn validate_resize(new: &Value, old: &Value, e: &mut ErrorList) {
     }
     for list in ["containers", "initContainers"] {
         for (i, before) in old.items(list).iter().enumerate() {
-            let container = &mut mutable_spec[list][i];
+            let container = &mut masked_spec[list][i];
             let resources = restore_cpu_and_memory(container.at("resources"), before.at("resources"));
             container.object_mut("resources").clone_from(&resources);
-            let (container, requested) = (&mutable_spec[list][i], &new.items(list)[i]);
+            let (container, requested) = (&masked_spec[list][i], &new.items(list)[i]);
             if list == "containers" {
                 if !semantic_equal("Container", container, before) {
-                    e.forbidden(&path, ONLY_RESOURCES);
+                    e.forbidden(&path, ONLY_RESOURCES_MESSAGE);
                 }
                 continue;
             }
             let at = path.child(list).index(i);
             if !semantic_equal("Container", container, before) {
-                let words = "only cpu and memory resources for init or sidecar containers are mutable";
-                e.forbidden(&at, words);
+                let message = "only cpu and memory resources for init or sidecar containers are mutable";
+                e.forbidden(&at, message);
             }
             if !semantic_equal("Container", requested, before) && !is_sidecar(requested) {
                 let policies = requested.items("resizePolicy").iter();
                 for _ in policies.filter(|policy| policy.text("restartPolicy") == "RestartContainer") {
-                    let words = "non-sidecar init containers with a resize policy of RestartContainer cannot be resized";
-                    e.forbidden(&at, words);
+                    let message = "non-sidecar init containers with a resize policy of RestartContainer cannot be resized";
+                    e.forbidden(&at, message);
                 }
             }
         }
     }
-    if e.is_empty() && !semantic_equal("PodSpec", &mutable_spec, old) {
-        e.forbidden(&path, ONLY_RESOURCES);
+    if e.is_empty() && !semantic_equal("PodSpec", &masked_spec, old) {
+        e.forbidden(&path, ONLY_RESOURCES_MESSAGE);
     }
 }
 
@@ -362,7 +363,7 @@ fn has_resources(resources: &Value) -> bool {
 
 fn validate_pod_level_resize(
     e: &mut ErrorList,
-    mutable_spec: &mut Value,
+    masked_spec: &mut Value,
     new: &Value,
     old: &Value,
     path: &Path,
@@ -376,8 +377,8 @@ fn validate_pod_level_resize(
         validate_no_removed_resources(e, now, before, &at, "pod-level resource");
     }
     let resources = restore_cpu_and_memory(now, before);
-    mutable_spec["resources"] = if resources.is_empty() { Value::Null } else { Value::Object(resources) };
-    if !meta::semantic_equal(mutable_spec.at("resources"), before) {
+    masked_spec["resources"] = if resources.is_empty() { Value::Null } else { Value::Object(resources) };
+    if !meta::semantic_equal(masked_spec.at("resources"), before) {
         e.forbidden(path, "only cpu and memory resources are mutable at pod-level");
     }
 }
@@ -421,8 +422,8 @@ fn validate_same_containers(e: &mut ErrorList, new: &Value, old: &Value, path: &
         }
         for (i, (now, then)) in now.iter().zip(then).enumerate() {
             if now.text("name") != then.text("name") {
-                let words = format!("{list} may not be renamed or reordered on resize");
-                e.forbidden(&at.index(i).child("name"), &words);
+                let message = format!("{list} may not be renamed or reordered on resize");
+                e.forbidden(&at.index(i).child("name"), &message);
             }
         }
     }

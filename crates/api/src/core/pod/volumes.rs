@@ -7,18 +7,18 @@ use serde_json::Value;
 use super::containers::PULL_POLICIES;
 use super::projected;
 use super::rules::{
-    file_mode, invalid_as, invalid_name, label, one_of, required, required_one_of,
-    validate_non_reserved_path, validate_relative_path,
+    invalid_as, optional_one_of, required, required_one_of, validate_file_mode, validate_label,
+    validate_name, validate_non_reserved_path, validate_relative_path,
 };
 use crate::core::volume_source::{self as shared, VolumeSourceRule, source};
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::quantity::Quantity;
-use crate::storage::csi_driver::driver_name;
+use crate::storage::csi_driver::validate_driver_name;
 use crate::{meta, names};
 
 /// Validates the volumes and returns the valid ones by name.
-pub(super) fn volumes<'a>(
+pub(super) fn validate_volumes<'a>(
     e: &mut ErrorList,
     spec: &'a Value,
     pod: Option<&Value>,
@@ -32,7 +32,7 @@ pub(super) fn volumes<'a>(
         .filter(|volume| !pod_name.is_empty() && volume.has("ephemeral"))
         .map(|volume| format!("{pod_name}-{}", volume.text("name")))
         .collect();
-    let mut good = BTreeMap::new();
+    let mut valid_volumes = BTreeMap::new();
     for (i, volume) in volumes.iter().enumerate() {
         let at = path.index(i);
         let name = volume.text("name");
@@ -40,13 +40,13 @@ pub(super) fn volumes<'a>(
         check_source(e, volume, &at, pod_name, is_pod);
         match name {
             "" => e.required(&at.child("name"), ""),
-            _ => label(e, &at.child("name"), name),
+            _ => validate_label(e, &at.child("name"), name),
         }
-        if good.contains_key(name) {
+        if valid_volumes.contains_key(name) {
             e.duplicate(&at.child("name"), name);
         }
         if e.0.len() == before {
-            good.insert(name, volume);
+            valid_volumes.insert(name, volume);
         }
         let claim = volume.at("persistentVolumeClaim").text("claimName");
         if generated_claims.contains(claim) {
@@ -57,7 +57,7 @@ pub(super) fn volumes<'a>(
             );
         }
     }
-    good
+    valid_volumes
 }
 
 /// In upstream's order.
@@ -69,15 +69,16 @@ const SOURCES: &[VolumeSourceRule] = &[
     shared::AWS_DISK,
     source("secret", &["secretName"]).rule(validate_key_to_paths),
     shared::NFS,
-    shared::ISCSI.rule(|e, source, at| shared::iscsi(e, source, at, shared::initiator, &[])),
+    shared::ISCSI
+        .rule(|e, source, at| shared::validate_iscsi(e, source, at, shared::validate_initiator_name, &[])),
     shared::GLUSTERFS,
     shared::FLOCKER,
     source("persistentVolumeClaim", &["claimName"]),
     shared::RBD,
-    shared::CINDER.rule(|e, source, at| shared::secret_ref(e, source, at, &["name"])),
+    shared::CINDER.rule(|e, source, at| shared::validate_secret_ref(e, source, at, &["name"])),
     shared::CEPHFS,
     shared::QUOBYTE,
-    source("downwardAPI", &[]).with_display_name("downwarAPI").rule(projected::downward_api),
+    source("downwardAPI", &[]).with_conflict_field("downwarAPI").rule(projected::validate_downward_api),
     shared::FC,
     shared::FLEX,
     source("configMap", &["name"]).rule(validate_key_to_paths),
@@ -86,7 +87,7 @@ const SOURCES: &[VolumeSourceRule] = &[
     shared::PHOTON_DISK,
     shared::PORTWORX,
     shared::AZURE_DISK,
-    shared::STORAGE_OS.rule(|e, source, at| shared::storage_os(e, source, at, &["name"])),
+    shared::STORAGE_OS.rule(|e, source, at| shared::validate_storage_os(e, source, at, &["name"])),
     source("projected", &[]).rule(projected::validate_projected),
     shared::SCALE_IO,
     source("csi", &[]).rule(csi),
@@ -100,10 +101,10 @@ fn check_source(e: &mut ErrorList, volume: &Value, path: &Path, pod_name: &str, 
     for kind in SOURCES.iter().filter(|kind| volume.has(kind.field)) {
         let source = volume.at(kind.field);
         if found {
-            e.forbidden(&path.child(kind.outside), shared::MULTIPLE_SOURCES);
+            e.forbidden(&path.child(kind.conflict_field), shared::MULTIPLE_SOURCES);
         } else {
             found = true;
-            let at = path.child(kind.inside);
+            let at = path.child(kind.error_field);
             kind.required(e, source, &at);
             (kind.rule)(e, source, &at);
             match kind.field {
@@ -143,26 +144,26 @@ fn git_repo(e: &mut ErrorList, source: &Value, path: &Path) {
 }
 
 fn validate_key_to_paths(e: &mut ErrorList, source: &Value, path: &Path) {
-    file_mode(e, source, path, "defaultMode");
+    validate_file_mode(e, source, path, "defaultMode");
     for (i, item) in source.items("items").iter().enumerate() {
-        key_to_path(e, item, &path.child("items").index(i));
+        validate_key_to_path(e, item, &path.child("items").index(i));
     }
 }
 
-pub(super) fn key_to_path(e: &mut ErrorList, item: &Value, path: &Path) {
+pub(super) fn validate_key_to_path(e: &mut ErrorList, item: &Value, path: &Path) {
     required(e, item, path, "key");
     required(e, item, path, "path");
     validate_non_reserved_path(e, &path.child("path"), item.text("path"));
-    file_mode(e, item, path, "mode");
+    validate_file_mode(e, item, path, "mode");
 }
 
 fn csi(e: &mut ErrorList, source: &Value, path: &Path) {
-    driver_name(source.text("driver"), &path.child("driver"), e);
+    validate_driver_name(source.text("driver"), &path.child("driver"), e);
     if source.has("nodePublishSecretRef") {
         match source.at("nodePublishSecretRef").text("name") {
             "" => e.required(&path.child("nodePublishSecretRef.name"), ""),
             // Upstream's path is one level higher.
-            name => invalid_name(e, &path.child("name"), name, names::dns1123_subdomain),
+            name => validate_name(e, &path.child("name"), name, names::dns1123_subdomain),
         }
     }
 }
@@ -174,7 +175,7 @@ fn ephemeral(e: &mut ErrorList, source: &Value, path: &Path) {
         return e.required(&at, "");
     }
     template_meta(e, template.at("metadata"), &at.child("metadata"));
-    claim_spec(e, template.at("spec"), &at.child("spec"));
+    validate_claim_spec(e, template.at("spec"), &at.child("spec"));
 }
 
 /// Validates the metadata of a claim template: only labels and annotations are allowed.
@@ -205,7 +206,7 @@ fn template_meta(e: &mut ErrorList, metadata: &Value, path: &Path) {
 }
 
 /// Validates the spec of a claim template.
-pub(crate) fn claim_spec(e: &mut ErrorList, spec: &Value, path: &Path) {
+pub(crate) fn validate_claim_spec(e: &mut ErrorList, spec: &Value, path: &Path) {
     const MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
     let modes = spec.items("accessModes");
     let at = path.child("accessModes");
@@ -231,18 +232,18 @@ pub(crate) fn claim_spec(e: &mut ErrorList, spec: &Value, path: &Path) {
     match Quantity::from_value(spec.path("resources.requests.storage")) {
         None => e.required(&at, ""),
         Some(size) if !size.is_positive() => {
-            e.invalid(&at, size.to_string(), super::rules::NOT_POSITIVE);
+            e.invalid(&at, size.to_string(), super::rules::NOT_POSITIVE_MESSAGE);
         }
         Some(_) => {}
     }
     for field in ["storageClassName", "volumeAttributesClassName"] {
         let class = spec.text(field);
         if field == "volumeAttributesClassName" {
-            one_of(e, spec, path, "volumeMode", &["Block", "Filesystem"]);
+            optional_one_of(e, spec, path, "volumeMode", &["Block", "Filesystem"]);
             data_sources(e, spec, path);
         }
         if !class.is_empty() {
-            invalid_name(e, &path.child(field), class, names::dns1123_subdomain);
+            validate_name(e, &path.child(field), class, names::dns1123_subdomain);
         }
     }
 }
@@ -258,15 +259,15 @@ fn data_sources(e: &mut ErrorList, spec: &Value, path: &Path) {
         required(e, source, &at, "kind");
         let (group, kind) = (source.text("apiGroup"), source.text("kind"));
         if group.is_empty() && kind != "PersistentVolumeClaim" {
-            let words = "must be 'PersistentVolumeClaim' when referencing the default apiGroup";
-            e.invalid(&at, kind, words);
+            let message = "must be 'PersistentVolumeClaim' when referencing the default apiGroup";
+            e.invalid(&at, kind, message);
         }
         if !group.is_empty() {
-            invalid_name(e, &at.child("apiGroup"), group, names::dns1123_subdomain);
+            validate_name(e, &at.child("apiGroup"), group, names::dns1123_subdomain);
         }
         let namespace = source.text("namespace");
         if field == "dataSourceRef" && !namespace.is_empty() {
-            invalid_name(e, &at.child("namespace"), namespace, names::dns1123_label);
+            validate_name(e, &at.child("namespace"), namespace, names::dns1123_label);
         }
     }
     // Upstream prints the path itself, which is an object without exported fields.

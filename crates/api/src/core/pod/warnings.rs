@@ -9,7 +9,7 @@ use super::rules::{all_containers, annotation, ip_warning};
 use super::security;
 use crate::field::{Path, quote};
 use crate::json::JsonExt;
-use crate::node::deprecated_label;
+use crate::node::deprecated_label_warning;
 use crate::quantity::Quantity;
 
 const REQUIRED: &str = "requiredDuringSchedulingIgnoredDuringExecution";
@@ -31,19 +31,24 @@ fn for_spec(metadata: &Value, spec: &Value, path: &Path, is_template: bool) -> V
     let mut found = Vec::new();
     let at = path.child("spec");
     for (key, _) in spec.entries("nodeSelector") {
-        found
-            .extend(deprecated_label(key).map(|why| format!("{}: {why}", at.child("nodeSelector").key(key))));
+        found.extend(
+            deprecated_label_warning(key)
+                .map(|warning| format!("{}: {warning}", at.child("nodeSelector").key(key))),
+        );
     }
     node_affinity(&mut found, spec.path("affinity.nodeAffinity"), &at.child("affinity.nodeAffinity"));
     for (i, constraint) in spec.items("topologySpreadConstraints").iter().enumerate() {
         let at = at.child("topologySpreadConstraints").index(i);
         let key = constraint.text("topologyKey");
-        found.extend(deprecated_label(key).map(|why| format!("{}: {key} is {why}", at.child("topologyKey"))));
+        found.extend(
+            deprecated_label_warning(key)
+                .map(|warning| format!("{}: {key} is {warning}", at.child("topologyKey"))),
+        );
         null_selector(&mut found, constraint, &at);
     }
-    for (key, why) in DEPRECATED_ANNOTATIONS {
+    for (key, warning) in DEPRECATED_ANNOTATIONS {
         if annotation(metadata, key).is_some() {
-            found.push(format!("{}: {why}", path.child("metadata.annotations").key(key)));
+            found.push(format!("{}: {warning}", path.child("metadata.annotations").key(key)));
         }
     }
     volumes(&mut found, spec, &at.child("volumes"));
@@ -118,12 +123,15 @@ const DEPRECATED_ANNOTATIONS: &[(&str, &str)] = &[
 ];
 
 fn node_affinity(found: &mut Vec<String>, affinity: &Value, path: &Path) {
-    let mut term = |term: &Value, at: Path, values: bool| {
+    let mut term = |term: &Value, at: Path, check_values: bool| {
         for (i, expression) in term.items("matchExpressions").iter().enumerate() {
             let at = at.child("matchExpressions").index(i);
             let key = expression.text("key");
-            found.extend(deprecated_label(key).map(|why| format!("{}: {key} is {why}", at.child("key"))));
-            for (j, value) in expression.items("values").iter().enumerate().filter(|_| values) {
+            found.extend(
+                deprecated_label_warning(key)
+                    .map(|warning| format!("{}: {key} is {warning}", at.child("key"))),
+            );
+            for (j, value) in expression.items("values").iter().enumerate().filter(|_| check_values) {
                 let value = value.as_str().unwrap_or("");
                 for message in crate::names::label_value(value) {
                     found.push(format!("{}: {value} is invalid, {message}", at.child("values").index(j)));
@@ -165,9 +173,9 @@ const DEPRECATED_SOURCES: &[(&str, &str, &str)] = &[
 fn volumes(found: &mut Vec<String>, spec: &Value, path: &Path) {
     for (i, volume) in spec.items("volumes").iter().enumerate() {
         let at = path.index(i);
-        for (field, shown, why) in DEPRECATED_SOURCES {
+        for (field, shown, warning) in DEPRECATED_SOURCES {
             if volume.has(field) {
-                found.push(format!("{}: {why}", at.child(shown)));
+                found.push(format!("{}: {warning}", at.child(shown)));
             }
         }
         let claim = volume.path("ephemeral.volumeClaimTemplate.spec");

@@ -2,13 +2,13 @@
 
 use serde_json::Value;
 
-use super::rules::{all_containers, invalid_name};
+use super::rules::{all_containers, validate_name};
 use crate::field::{ErrorList, Path};
 use crate::json::JsonExt;
 use crate::names;
 
 /// Validates `spec.os` and the fields that it excludes.
-pub(super) fn os(e: &mut ErrorList, spec: &Value, path: &Path) {
+pub(super) fn validate_os(e: &mut ErrorList, spec: &Value, path: &Path) {
     let os = spec.at("os");
     if os.is_null() {
         return;
@@ -55,10 +55,10 @@ const CONTAINER_FIELDS: &[&str] = &[
     "runAsGroup",
 ];
 
-fn forbid(e: &mut ErrorList, context: &Value, path: &Path, fields: &[&str], words: &str) {
+fn forbid(e: &mut ErrorList, context: &Value, path: &Path, fields: &[&str], message: &str) {
     for field in fields {
         if context.has(field) {
-            e.forbidden(&path.child(field), words);
+            e.forbidden(&path.child(field), message);
         }
     }
 }
@@ -84,7 +84,7 @@ fn pod_fields(e: &mut ErrorList, spec: &Value, path: &Path) {
 }
 
 /// Either all containers of a pod are host-process containers or none.
-pub(super) fn host_process(e: &mut ErrorList, spec: &Value, path: &Path) {
+pub(super) fn validate_host_process(e: &mut ErrorList, spec: &Value, path: &Path) {
     let own = spec.path("securityContext.windowsOptions.hostProcess").as_bool();
     let containers = all_containers(spec, path);
     let mut count = 0;
@@ -112,8 +112,8 @@ pub(super) fn host_process(e: &mut ErrorList, spec: &Value, path: &Path) {
         );
     }
     if !spec.flag("hostNetwork") {
-        let words = "hostNetwork must be true if pod contains any hostProcess containers";
-        e.invalid(&path.child("hostNetwork"), false, words);
+        let message = "hostNetwork must be true if pod contains any hostProcess containers";
+        e.invalid(&path.child("hostNetwork"), false, message);
     }
 }
 
@@ -121,9 +121,9 @@ const MAX_CREDENTIAL_SPEC_BYTES: usize = 64 * 1024;
 const MAX_DOMAIN_BYTES: usize = 256;
 const MAX_USER_NAME_BYTES: usize = 104;
 
-pub(super) fn options(e: &mut ErrorList, options: &Value, path: &Path) {
+pub(super) fn validate_options(e: &mut ErrorList, options: &Value, path: &Path) {
     if let Some(name) = options.at("gmsaCredentialSpecName").as_str() {
-        invalid_name(e, &path.child("gmsaCredentialSpecName"), name, names::dns1123_subdomain);
+        validate_name(e, &path.child("gmsaCredentialSpecName"), name, names::dns1123_subdomain);
     }
     if let Some(spec) = options.at("gmsaCredentialSpec").as_str() {
         let at = path.child("gmsaCredentialSpec");

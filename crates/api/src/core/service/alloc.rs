@@ -137,7 +137,7 @@ pub fn allocate(
                 allocation.allocate_node_ports(&mut spec)?;
             }
             if needs_health_check(&spec) {
-                allocation.health_check_port(&mut spec)?;
+                allocation.allocate_health_check_port(&mut spec)?;
             }
         }
         Some(old) => {
@@ -326,14 +326,14 @@ impl ServiceAllocation<'_> {
             self.release_ports(&old_ports - &new_ports);
         }
         match (needs_health_check(old), needs_health_check(spec)) {
-            (false, true) => self.health_check_port(spec)?,
+            (false, true) => self.allocate_health_check_port(spec)?,
             (true, false) => self.release_ports(old.int("healthCheckNodePort")),
             _ => {}
         }
         Ok(())
     }
 
-    fn health_check_port(&mut self, spec: &mut Value) -> Result<(), AllocationError> {
+    fn allocate_health_check_port(&mut self, spec: &mut Value) -> Result<(), AllocationError> {
         let requested_port = spec.int("healthCheckNodePort").unwrap_or(0);
         if requested_port == 0 {
             let port =
@@ -397,14 +397,14 @@ fn copy_allocated_fields(spec: &mut Value, old: &Value) {
         }
     }
     if may_allocate_node_ports(old) && may_allocate_node_ports(spec) {
-        let named: BTreeSet<i64> = node_ports(spec).collect();
+        let requested_ports: BTreeSet<i64> = node_ports(spec).collect();
         // If several ports have the same name, the last one counts, as upstream.
         let by_name: HashMap<&str, i64> =
             old.items("ports").iter().map(|port| (port.text("name"), node_port(port))).collect();
         let mut ports = spec.items("ports").to_vec();
         for port in ports.iter_mut().filter(|port| node_port(port) == 0) {
             let before = by_name.get(port.text("name")).copied().unwrap_or(0);
-            if before != 0 && !named.contains(&before) {
+            if before != 0 && !requested_ports.contains(&before) {
                 set_field(port, "nodePort", Value::from(before));
             }
         }
@@ -433,8 +433,8 @@ fn sync_cluster_ips(spec: &mut Value, old: Option<&Value>) {
         set_field(spec, "clusterIPs", old.at("clusterIPs").clone());
     }
     if !same_singular && strings(old, "clusterIPs") == strings(spec, "clusterIPs") {
-        let follows = if singular.is_empty() { Value::Null } else { Value::from(vec![singular]) };
-        set_field(spec, "clusterIPs", follows);
+        let derived_ips = if singular.is_empty() { Value::Null } else { Value::from(vec![singular]) };
+        set_field(spec, "clusterIPs", derived_ips);
     }
 }
 

@@ -10,7 +10,7 @@ use crate::names;
 use crate::networking::ip;
 
 const FAMILIES: &[&str] = &["IPv4", "IPv6"];
-const POLICIES: &[&str] = &["PreferDualStack", "RequireDualStack", "SingleStack"];
+const IP_FAMILY_POLICIES: &[&str] = &["PreferDualStack", "RequireDualStack", "SingleStack"];
 
 /// Also called before allocation, which relies on valid input.
 pub(super) fn validate_cluster_ips(spec: &Value, errors: &mut ErrorList) {
@@ -49,8 +49,12 @@ pub(super) fn validate_cluster_ips(spec: &Value, errors: &mut ErrorList) {
         }
     }
 
-    if spec.has("ipFamilyPolicy") && !POLICIES.contains(&spec.text("ipFamilyPolicy")) {
-        errors.not_supported(&Path::new("spec.ipFamilyPolicy"), spec.text("ipFamilyPolicy"), POLICIES);
+    if spec.has("ipFamilyPolicy") && !IP_FAMILY_POLICIES.contains(&spec.text("ipFamilyPolicy")) {
+        errors.not_supported(
+            &Path::new("spec.ipFamilyPolicy"),
+            spec.text("ipFamilyPolicy"),
+            IP_FAMILY_POLICIES,
+        );
     }
 
     check_addresses(spec, &ips, &families, errors);

@@ -64,8 +64,8 @@ pub(super) fn drop_type_dependent_fields(new: &mut Value, old: &Value) {
 pub(super) fn validate(new: &Value, old: &Value, errors: &mut ErrorList) {
     let (after, before) = (new.at("spec"), old.at("spec"));
     if needs_cluster_ip(after) && needs_cluster_ip(before) {
-        cluster_ips(after, before, errors);
-        ip_families(after, before, errors);
+        validate_cluster_ips_update(after, before, errors);
+        validate_ip_families_update(after, before, errors);
     }
     let class = "loadBalancerClass";
     if before.text("type") == "LoadBalancer"
@@ -87,7 +87,7 @@ pub(super) fn validate(new: &Value, old: &Value, errors: &mut ErrorList) {
 }
 
 /// The first cluster IP is immutable. A second may be added, or removed if the policy allows it.
-fn cluster_ips(after: &Value, before: &Value, errors: &mut ErrorList) {
+fn validate_cluster_ips_update(after: &Value, before: &Value, errors: &mut ErrorList) {
     if is_headless(before) && is_headless(after) {
         return;
     }
@@ -109,11 +109,11 @@ fn cluster_ips(after: &Value, before: &Value, errors: &mut ErrorList) {
         errors.invalid(&path.index(0), rendered(), validate::MAY_NOT_CHANGE);
     }
     if new.len() < old.len() && new.len() == 1 {
-        single_stack_to_release("clusterIP", after, errors);
+        require_single_stack_to_release("clusterIP", after, errors);
     }
 }
 
-fn ip_families(after: &Value, before: &Value, errors: &mut ErrorList) {
+fn validate_ip_families_update(after: &Value, before: &Value, errors: &mut ErrorList) {
     // Headless Services have no allocated addresses, so their families may change.
     if is_headless(before) || is_headless(after) {
         return;
@@ -137,11 +137,11 @@ fn ip_families(after: &Value, before: &Value, errors: &mut ErrorList) {
         errors.invalid(&path, after.at("clusterIPs").clone(), validate::MAY_NOT_CHANGE);
     }
     if is_release && new.len() == 1 {
-        single_stack_to_release("ipFamily", after, errors);
+        require_single_stack_to_release("ipFamily", after, errors);
     }
 }
 
-fn single_stack_to_release(what: &str, after: &Value, errors: &mut ErrorList) {
+fn require_single_stack_to_release(what: &str, after: &Value, errors: &mut ErrorList) {
     if after.text("ipFamilyPolicy") != "SingleStack" {
         let detail = format!("must be set to 'SingleStack' when releasing the secondary {what}");
         errors.invalid(&Path::new("spec.ipFamilyPolicy"), after.at("ipFamilyPolicy").clone(), &detail);

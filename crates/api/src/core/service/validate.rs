@@ -14,7 +14,7 @@ pub(super) const MAY_NOT_CHANGE: &str = "may not change once set";
 const TYPES: &[&str] = &["ClusterIP", "ExternalName", "LoadBalancer", "NodePort"];
 const PROTOCOLS: &[&str] = &["SCTP", "TCP", "UDP"];
 const SESSION_AFFINITY_TYPES: &[&str] = &["ClientIP", "None"];
-const POLICIES: &[&str] = &["Cluster", "Local"];
+const TRAFFIC_POLICIES: &[&str] = &["Cluster", "Local"];
 const TRAFFIC_DISTRIBUTION_TYPES: &[&str] = &["PreferClose", "PreferSameZone", "PreferSameNode"];
 const MAX_AFFINITY_SECONDS: i64 = 86400;
 const ONLY_LOAD_BALANCER: &str = "may only be used when `type` is 'LoadBalancer'";
@@ -50,15 +50,15 @@ pub(super) fn validate_service(obj: &Value, errors: &mut ErrorList) {
         let before = errors.0.len();
         rules::validate_name(address, names::ip_any_form, &path, errors);
         if errors.0.len() == before {
-            ip::check_endpoint(address, &path, errors);
+            ip::validate_endpoint_ip(address, &path, errors);
         }
     }
-    rules::one_of(kind, TYPES, &path.child("type"), errors);
+    rules::required_one_of(kind, TYPES, &path.child("type"), errors);
     validate_duplicate_ports(spec, errors);
     source_ranges(obj, errors);
     load_balancer_fields(spec, errors);
     traffic_policies(spec, errors);
-    rules::one_of_if_set(
+    rules::optional_one_of(
         spec.at("trafficDistribution"),
         TRAFFIC_DISTRIBUTION_TYPES,
         &path.child("trafficDistribution"),
@@ -92,7 +92,7 @@ fn load_balancer_status(balancer: &Value, path: &Path, errors: &mut ErrorList) {
             Some(_) if address.is_empty() => {
                 errors.forbidden(&mode_path, "may not be specified when `ip` is not set");
             }
-            _ => rules::one_of_if_set(ingress.at("ipMode"), &["Proxy", "VIP"], &mode_path, errors),
+            _ => rules::optional_one_of(ingress.at("ipMode"), &["Proxy", "VIP"], &mode_path, errors),
         }
         if !hostname.is_empty() {
             rules::validate_name(hostname, names::dns1123_subdomain, &path.child("hostname"), errors);
@@ -143,9 +143,9 @@ fn validate_ports(spec: &Value, errors: &mut ErrorList) {
                 errors.duplicate(&path.child("name"), name);
             }
         }
-        rules::port_number(port.int("port").unwrap_or(0), &path.child("port"), errors);
-        rules::one_of(port.text("protocol"), PROTOCOLS, &path.child("protocol"), errors);
-        rules::port_number_or_name(port.at("targetPort"), &path.child("targetPort"), errors);
+        rules::validate_port_number(port.int("port").unwrap_or(0), &path.child("port"), errors);
+        rules::required_one_of(port.text("protocol"), PROTOCOLS, &path.child("protocol"), errors);
+        rules::validate_port_number_or_name(port.at("targetPort"), &path.child("targetPort"), errors);
         if let Some(protocol) = port.at("appProtocol").as_str() {
             rules::validate_name(protocol, names::qualified_name, &path.child("appProtocol"), errors);
         }
@@ -154,7 +154,7 @@ fn validate_ports(spec: &Value, errors: &mut ErrorList) {
 
 fn session_affinity(spec: &Value, errors: &mut ErrorList) {
     let affinity = spec.text("sessionAffinity");
-    rules::one_of(affinity, SESSION_AFFINITY_TYPES, &Path::new("spec.sessionAffinity"), errors);
+    rules::required_one_of(affinity, SESSION_AFFINITY_TYPES, &Path::new("spec.sessionAffinity"), errors);
     let path = Path::new("spec.sessionAffinityConfig");
     let config = spec.at("sessionAffinityConfig");
     if affinity == "None" && !config.is_null() {
@@ -260,7 +260,7 @@ fn traffic_policies(spec: &Value, errors: &mut ErrorList) {
     let external = spec.text("externalTrafficPolicy");
     let external_path = path.child("externalTrafficPolicy");
     if has_external_traffic(spec) {
-        rules::one_of(external, POLICIES, &external_path, errors);
+        rules::required_one_of(external, TRAFFIC_POLICIES, &external_path, errors);
     } else if !external.is_empty() {
         errors.invalid(&external_path, external, "may only be set for externally-accessible services");
     }
@@ -275,7 +275,7 @@ fn traffic_policies(spec: &Value, errors: &mut ErrorList) {
             "may only be set when `type` is 'LoadBalancer' and `externalTrafficPolicy` is 'Local'",
         ),
         (true, 0) => errors.required(&health_path, ""),
-        (true, port) => rules::port_number(port, &health_path, errors),
+        (true, port) => rules::validate_port_number(port, &health_path, errors),
     }
 
     let internal = spec.at("internalTrafficPolicy");
@@ -283,5 +283,5 @@ fn traffic_policies(spec: &Value, errors: &mut ErrorList) {
     if internal.is_null() && matches!(spec.text("type"), "ClusterIP" | "NodePort" | "LoadBalancer") {
         errors.required(&internal_path, "");
     }
-    rules::one_of_if_set(internal, POLICIES, &internal_path, errors);
+    rules::optional_one_of(internal, TRAFFIC_POLICIES, &internal_path, errors);
 }

@@ -27,11 +27,12 @@ pub(super) fn set_ip_families(
     if !needs_cluster_ip(spec) {
         return Ok(());
     }
-    let free_headless = spec.text("clusterIP") == "None" && spec.entries("selector").next().is_none();
+    let headless_without_selector =
+        spec.text("clusterIP") == "None" && spec.entries("selector").next().is_none();
     if !spec.has("ipFamilyPolicy") {
         let before = old.map_or("", |old| old.text("ipFamilyPolicy"));
         let policy = match before {
-            "" if free_headless => "RequireDualStack",
+            "" if headless_without_selector => "RequireDualStack",
             "" => "SingleStack",
             before => before,
         };
@@ -43,7 +44,7 @@ pub(super) fn set_ip_families(
 
     let mut errors = ErrorList::default();
     if let Some(old) = old {
-        release_second(spec, old, &mut errors);
+        release_secondary(spec, old, &mut errors);
     }
     validate_policy(spec, &mut errors);
     infer_from_addresses(spec, ranges, &mut errors);
@@ -52,7 +53,7 @@ pub(super) fn set_ip_families(
     let single = spec.text("ipFamilyPolicy") == "SingleStack";
     // A headless Service without a selector has user-managed endpoints, so it may have families that
     // the cluster does not have.
-    if !free_headless {
+    if !headless_without_selector {
         errors_to_result(check_configured(spec, ranges))?;
     }
     let mut families = read_families(spec);
@@ -61,7 +62,7 @@ pub(super) fn set_ip_families(
     }
     if let [only] = families[..]
         && !single
-        && (free_headless || ranges.is_dual_stack())
+        && (headless_without_selector || ranges.is_dual_stack())
     {
         families.push(only.other_family());
     }
@@ -70,7 +71,7 @@ pub(super) fn set_ip_families(
 }
 
 /// A change to SingleStack releases the second address and family. With any other policy they must stay.
-fn release_second(spec: &mut Value, old: &Value, errors: &mut ErrorList) {
+fn release_secondary(spec: &mut Value, old: &Value, errors: &mut ErrorList) {
     let single = spec.text("ipFamilyPolicy") == "SingleStack";
     for (field, what) in [("clusterIPs", "cluster IP"), ("ipFamilies", "IP family")] {
         let count = spec.items(field).len();
