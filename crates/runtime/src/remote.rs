@@ -197,7 +197,7 @@ impl Runtime for Remote {
         }
         // A sandbox in creation already has a network namespace, but no process in it. Retry at the
         // next call.
-        let Ok(_nobody_makes_one) = self.sandbox_creation.try_write() else { return Ok(0) };
+        let Ok(_no_creation) = self.sandbox_creation.try_write() else { return Ok(0) };
         let sandboxes = self.sandboxes(&[]).await?;
         // VM-based runtimes may have no processes in a sandbox's network namespace.
         let are_plain = sandboxes.iter().all(|sandbox| sandbox.runtime_handler.is_empty());

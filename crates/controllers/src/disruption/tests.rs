@@ -48,7 +48,7 @@ async fn budget_status_follows_pods_on_api_server() {
             .client
             .patch_status::<Pod>(&pod.key(), &Patch::Strategic(ready.clone()))
             .await
-            .expect("played");
+            .expect("status updated");
     }
     numbers([3, 2, 3, 1]).await;
 

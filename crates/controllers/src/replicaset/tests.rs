@@ -46,7 +46,7 @@ async fn check_replica_controller<T: ReplicaOwner>(test_cluster: &TestCluster, s
             .client
             .patch_status::<Pod>(&pod.key(), &Patch::Strategic(ready.clone()))
             .await
-            .expect("played");
+            .expect("status updated");
     }
     status::<T>(test_cluster, |status| status.replicas == 3 && status.ready_replicas == Some(2)).await;
 
