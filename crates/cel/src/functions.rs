@@ -39,8 +39,8 @@ pub(crate) struct EvalContext {
 }
 
 impl EvalContext {
-    pub fn new(meter: CostTracker) -> EvalContext {
-        EvalContext { cost_tracker: meter, regex_cache: HashMap::new() }
+    pub fn new(cost_tracker: CostTracker) -> EvalContext {
+        EvalContext { cost_tracker, regex_cache: HashMap::new() }
     }
 
     /// Compiles a pattern, once per evaluation.

@@ -28,8 +28,8 @@ use std::path::PathBuf;
 /// An error of an operation on an image.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot {doing} {}", path.display())]
-    File { doing: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("cannot {operation} {}", path.display())]
+    File { operation: &'static str, path: PathBuf, source: std::io::Error },
     #[error("digest mismatch for {what}: content has the digest {actual}")]
     WrongDigest { what: Digest, actual: Digest },
     #[error("cannot read the archive")]
@@ -67,9 +67,9 @@ impl Error {
 
 /// Adds the operation and the path to an I/O error.
 pub(crate) fn file_error(
-    doing: &'static str,
+    operation: &'static str,
     path: impl Into<PathBuf>,
 ) -> impl FnOnce(std::io::Error) -> Error {
     let path = path.into();
-    move |source| Error::File { doing, path, source }
+    move |source| Error::File { operation, path, source }
 }

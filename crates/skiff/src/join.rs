@@ -87,8 +87,8 @@ impl JoinConfig {
         let now = Timestamp::now();
         let (authority, has_joined) = self.authority()?;
         let pinned = PinnedAuthorityVerifier::new(authority);
-        let load_stored = |stem: &str, leaf: &Leaf| -> anyhow::Result<Option<CertKeyPair>> {
-            Ok(if has_joined { pki::load_certificate(&self.cert_dir, stem, leaf, now)? } else { None })
+        let load_stored = |base_name: &str, leaf: &Leaf| -> anyhow::Result<Option<CertKeyPair>> {
+            Ok(if has_joined { pki::load_certificate(&self.cert_dir, base_name, leaf, now)? } else { None })
         };
         let client = match load_stored("client", &self.client_leaf())? {
             Some(client) => client,
@@ -143,12 +143,12 @@ impl JoinConfig {
     pub async fn request_certificate(
         &self,
         client: &Client,
-        stem: &str,
+        base_name: &str,
         leaf: &Leaf,
     ) -> anyhow::Result<CertKeyPair> {
         let certificate =
             CertificateRequest::create(client, leaf).await?.wait_for_certificate(client, CSR_TIMEOUT).await?;
-        pki::store_certificate(&self.cert_dir, stem, &certificate)?;
+        pki::store_certificate(&self.cert_dir, base_name, &certificate)?;
         Ok(certificate)
     }
 

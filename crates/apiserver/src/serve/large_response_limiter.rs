@@ -182,7 +182,8 @@ mod tests {
         assert_eq!(step(), 0);
         drop(permit);
         assert_eq!(step(), 1);
-        let _permit = limiter.permits.clone().try_acquire_owned().expect("given back after the step");
+        let _permit =
+            limiter.permits.clone().try_acquire_owned().expect("the permit is released after the step");
         assert_eq!(step(), 1);
         drop(answer);
         assert_eq!(step(), 2, "the large response has ended");

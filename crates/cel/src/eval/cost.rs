@@ -27,7 +27,7 @@ fn regex_match_cost(text: u64, pattern: u64) -> u64 {
 pub(crate) fn call_cost(
     function: &str,
     args: &[Value<'_>],
-    meter: &mut CostTracker,
+    cost_tracker: &mut CostTracker,
 ) -> Result<u64, EvalError> {
     let size = |index: usize| args.get(index).map_or(1, Value::size);
     Ok(match (function, args) {
@@ -39,7 +39,7 @@ pub(crate) fn call_cost(
                 + scaled(length, 0.5) * (LIST_CREATE_BASE_COST + STRUCT_CREATE_BASE_COST)
         }
         ("isSorted" | "sum" | "max" | "min" | "indexOf" | "lastIndexOf", [first, ..]) => {
-            value_walk_cost(first, meter, 0)?
+            value_walk_cost(first, cost_tracker, 0)?
         }
         (
             "url"
@@ -67,7 +67,7 @@ pub(crate) fn call_cost(
         ("ip.isCanonical", [first]) => scaled(first.size(), 2.0 * STRING_TRAVERSAL_COST_FACTOR),
         ("replace" | "split", [first, ..]) => scaled(first.size(), 2.0 * STRING_TRAVERSAL_COST_FACTOR),
         ("join", [Value::List(list), ..]) => {
-            meter.add_steps(list.len() as u64)?;
+            cost_tracker.add_steps(list.len() as u64)?;
             let separators = size(1).saturating_mul((list.len() as u64).saturating_sub(1));
             let between = if args.len() > 1 { separators } else { 0 };
             scaled(
@@ -145,17 +145,18 @@ fn list_comparison_cost(list: &Value<'_>) -> u64 {
 }
 
 /// The cost of visiting everything in a value once.
-fn value_walk_cost(value: &Value<'_>, meter: &mut CostTracker, depth: u32) -> Result<u64, EvalError> {
-    meter.add_steps(1)?;
+fn value_walk_cost(value: &Value<'_>, cost_tracker: &mut CostTracker, depth: u32) -> Result<u64, EvalError> {
+    cost_tracker.add_steps(1)?;
     Ok(match value {
         Value::String(text) => (text.len() as f64 * STRING_TRAVERSAL_COST_FACTOR) as u64,
         Value::Bytes(bytes) => (bytes.len() as f64 * STRING_TRAVERSAL_COST_FACTOR) as u64,
         _ if depth > 100 => 1,
-        Value::List(list) => list
-            .iter()
-            .try_fold(0u64, |sum, item| Ok(sum.saturating_add(value_walk_cost(&item, meter, depth + 1)?)))?,
+        Value::List(list) => list.iter().try_fold(0u64, |sum, item| {
+            Ok(sum.saturating_add(value_walk_cost(&item, cost_tracker, depth + 1)?))
+        })?,
         Value::Map(map) => map.entries().iter().try_fold(0u64, |sum, (key, value)| {
-            let entry = value_walk_cost(key, meter, depth + 1)? + value_walk_cost(value, meter, depth + 1)?;
+            let entry = value_walk_cost(key, cost_tracker, depth + 1)?
+                + value_walk_cost(value, cost_tracker, depth + 1)?;
             Ok(sum.saturating_add(entry))
         })?,
         Value::Library(LibraryValue::Quantity(_)) => 1,

@@ -148,11 +148,11 @@ impl DiskRequest {
 
 /// Sets up a disk for a pod. May be repeated.
 pub async fn set_up(
-    materials: &VolumeContext<'_>,
+    volume_context: &VolumeContext<'_>,
     pod: &Pod,
     request: &DiskRequest,
 ) -> Result<ReadyDisk, SetUpError> {
-    let disks = DiskManager::new(materials.settings, materials.csi);
+    let disks = DiskManager::new(volume_context.settings, volume_context.csi);
     if let Some(path) = disks.reuse(pod.uid(), request).await? {
         return Ok(ReadyDisk { path, is_new: false });
     }
@@ -160,7 +160,7 @@ pub async fn set_up(
         // Recorded before the volume is reported as in use, so that the pod releases it even if it
         // is removed meanwhile.
         disks.record_user(pod.uid(), request).await?;
-        csi::volume::check_attached(materials, name)?;
+        csi::volume::check_attached(volume_context, name)?;
     }
     let mut chap = ChapCredentials {
         discovery: request.discovery_chap,
@@ -168,7 +168,7 @@ pub async fn set_up(
         ..ChapCredentials::default()
     };
     if let Some((namespace, name)) = request.secret.as_ref().filter(|_| chap.discovery || chap.session) {
-        chap.secrets = secret_data(materials, namespace, name).await.map_err(|error| {
+        chap.secrets = secret_data(volume_context, namespace, name).await.map_err(|error| {
             request.failed("begin", format!("couldn't get secret {namespace}/{name} error: {error}"))
         })?;
     }
